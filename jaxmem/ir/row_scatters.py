@@ -2,12 +2,11 @@
 
 The gradient of a lookup is a scatter-add into zeros. Several lookups give several of
 them, one into the result of another or added; a table that is looked up in another
-dtype gives a cast of one. `row_scatters` finds them behind a variable, and
+dtype gives a cast of one. `RowSums` finds them behind the variables of a graph, and
 `Scatters.rows` computes ids and rows without the array that they would be added into.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,14 +16,17 @@ from jax import lax
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.unique_rows import concatenated, in_table, unique_rows
 
 # What passes an array on as it is.
 _SAME = {"copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary"}
 _SAME |= {"sharding_constraint"}
+_KEEPS_ZERO = {"broadcast_in_dim", "convert_element_type", *_SAME}
+_ADDS = ("add", "add_any")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scatters:
     """Scatter-adds of rows whose sum a variable is.
 
@@ -32,7 +34,7 @@ class Scatters:
       shape: of the table.
       dtype: of the variable.
       scatters: positions of the equations.
-      within: of a cast the sum that is cast; else None.
+      within: of a cast the sum that is cast.
     """
 
     shape: tuple[int, ...]
@@ -40,26 +42,26 @@ class Scatters:
     scatters: tuple[int, ...] = ()
     within: tuple["Scatters", ...] = ()
 
-    def slots(self, graph: JaxprGraph) -> int:
-        """How many rows are added, each time that one is counted."""
-        own = (jaxprs.elements(_ids(graph, i).aval.shape) for i in self.scatters)
-        return sum(own) + sum(inner.slots(graph) for inner in self.within)
-
-    def equations(self) -> Iterator[int]:
-        """The positions of all scatter-adds."""
-        yield from self.scatters
-        for inner in self.within:
-            yield from inner.equations()
-
     def rows(self, values: Values) -> tuple[Any, Any]:
         """Ids [k] and rows [k, ...] in the variable's dtype; an id may come twice.
 
         Ids outside of the table name the row behind its end.
         """
+        made: dict[Scatters, tuple[Any, Any]] = {}
+        waits = lambda one: (
+            () if one in made else (i for i in one.within if i not in made)
+        )
+        for one in operands_first(self, waits):
+            if one not in made:
+                made[one] = one._added(values, made)
+        return made[self]
+
+    def _added(self, values: Values, made) -> tuple[Any, Any]:
+        """`rows`, of which those of the sums within have been made."""
         count = self.shape[0]
         parts = [_part(values, i, count) for i in self.scatters]
         for inner in self.within:
-            ids, rows = inner.rows(values)
+            ids, rows = made[inner]
             if inner.dtype != self.dtype:  # the cast is one of sums
                 ids, rows = unique_rows(ids, rows, count)
             parts.append((ids, rows.astype(self.dtype)))
@@ -67,44 +69,118 @@ class Scatters:
         return in_table(ids, count)[0], rows
 
 
-def row_scatters(graph: JaxprGraph, v) -> Scatters | str:
-    """What is added up to a variable; a text names what else makes it."""
-    aval = v.aval
-    if not aval.ndim:
-        return "it has no rows"
-    found: list[int] = []
-    casts: list[Scatters] = []
-    todo = [v]
-    while todo:
-        v = todo.pop()
-        if _is_zero(graph, v):
-            continue
-        i = graph.maker.get(v) if is_var(v) else None
-        if i is None:
-            return "a part of it is given"
-        eqn = graph.eqns[i]
-        name = eqn.primitive.name
-        if name == "scatter-add":
-            if not _adds_rows(eqn):
-                return "`scatter-add` adds more or less than whole rows"
-            found.append(i)
-            todo.append(eqn.invars[0])
-        elif name in ("add", "add_any"):
-            todo += eqn.invars
-        elif name in _SAME:
-            todo.append(eqn.invars[eqn.outvars.index(v)])
-        elif name == "convert_element_type":
-            inner = row_scatters(graph, eqn.invars[0])
-            if isinstance(inner, str):
-                return inner
-            casts.append(inner)
+@dataclass
+class RowSums:
+    """Which variables of a graph are nothing but scatter-adds of rows into zeros.
+
+    Attributes:
+      graph: the graph.
+      slots: of a variable that is such a sum how many rows are added, each time that
+        one is counted; 0 of zeros.
+      whys: of any other what else makes it.
+    """
+
+    graph: JaxprGraph
+    slots: dict[Any, int] = field(default_factory=dict)
+    whys: dict[Any, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        zeros: set[Any] = set()
+        for eqn in self.graph.eqns:
+            for v in eqn.outvars:
+                if _is_zero(eqn, v, zeros):
+                    zeros.add(v)
+                    self.slots[v] = 0
+                else:
+                    self._tell(eqn, v)
+
+    def why(self, v) -> str:
+        """What makes a variable that is no such sum; empty if it is one."""
+        if not v.aval.ndim:
+            return "it has no rows"
+        return self._why(v)
+
+    def _why(self, atom) -> str:
+        if is_var(atom):
+            known = "" if atom in self.slots else "a part of it is given"
+            return self.whys.get(atom, known)
+        return "a part of it is given" if np.any(np.asarray(atom.val)) else ""
+
+    def _tell(self, eqn, v) -> None:
+        """Notes of what is not zero whether an equation adds rows up."""
+        read = _summed(eqn, v)
+        if isinstance(read, str):
+            self.whys[v] = read
+        elif why := next(filter(None, map(self._why, reversed(read))), ""):
+            self.whys[v] = why
         else:
-            return f"`{name}` makes a part of it"
-    return Scatters(aval.shape, aval.dtype, tuple(sorted(found)), tuple(casts))
+            own = _own_slots(eqn)
+            self.slots[v] = own + sum(self.slots[w] for w in read if is_var(w))
+
+    def scatters(self, v) -> Scatters:
+        """What is added up to a variable of which there is no `why`."""
+        made: dict[Any, Scatters] = {}
+        sums: dict[Any, tuple[list[int], list[Any]]] = {}
+
+        def missing(w) -> list[Any]:
+            sums[w] = sums[w] if w in sums else self._taken_apart(w)
+            return [inner for inner in sums[w][1] if inner not in made]
+
+        for w in operands_first(v, missing):
+            found, casts = sums[w]
+            within = tuple(made[inner] for inner in casts)
+            made[w] = Scatters(v.aval.shape, w.aval.dtype, tuple(sorted(found)), within)
+        return made[v]
+
+    def _taken_apart(self, v) -> tuple[list[int], list[Any]]:
+        """The scatter-adds of a sum in one dtype, and the sums whose casts it adds."""
+        found: list[int] = []
+        casts: list[Any] = []
+        todo = [v]
+        while todo:
+            w = todo.pop()
+            if not is_var(w) or not self.slots[w]:
+                continue
+            i = self.graph.maker[w]
+            eqn = self.graph.eqns[i]
+            if eqn.primitive.name == "convert_element_type":
+                casts.append(eqn.invars[0])
+                continue
+            if eqn.primitive.name == "scatter-add":
+                found.append(i)
+            todo += _summed(eqn, w)
+        return found, casts
 
 
-def _ids(graph: JaxprGraph, i: int):
-    return graph.eqns[i].invars[1]
+def _summed(eqn, v) -> list[Any] | str:
+    """The operands whose sum, beside rows, an equation makes; or why it makes none."""
+    name = eqn.primitive.name
+    if name == "scatter-add":
+        if not _adds_rows(eqn):
+            return "`scatter-add` adds more or less than whole rows"
+        return [eqn.invars[0]]
+    if name in _ADDS:
+        return list(eqn.invars)
+    if name in _SAME:
+        return [eqn.invars[eqn.outvars.index(v)]]
+    if name == "convert_element_type":
+        return [eqn.invars[0]]
+    return f"`{name}` makes a part of it"
+
+
+def _own_slots(eqn) -> int:
+    """How many rows an equation adds."""
+    if eqn.primitive.name != "scatter-add":
+        return 0
+    return jaxprs.elements(eqn.invars[1].aval.shape)
+
+
+def _is_zero(eqn, v, zeros: set[Any]) -> bool:
+    """Whether every element of an output is known to be zero."""
+    if eqn.primitive.name not in _KEEPS_ZERO:
+        return False
+    atom = eqn.invars[eqn.outvars.index(v)]
+    return atom in zeros if is_var(atom) else not np.any(np.asarray(atom.val))
 
 
 def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
@@ -133,17 +209,3 @@ def _adds_rows(eqn) -> bool:
         and rows.shape[batch:] == table.shape[1:]
         and ids.shape == (*rows.shape[:batch], 1)
     )
-
-
-def _is_zero(graph: JaxprGraph, atom) -> bool:
-    """Whether every element of an operand is known to be zero."""
-    while is_var(atom):
-        i = graph.maker.get(atom)
-        if i is None:
-            return False
-        eqn = graph.eqns[i]
-        known = {"broadcast_in_dim", "convert_element_type", *_SAME}
-        if eqn.primitive.name not in known:
-            return False
-        atom = eqn.invars[eqn.outvars.index(atom)]
-    return not np.any(np.asarray(atom.val))

@@ -57,25 +57,32 @@ class Opener:
         return Decomposed(tuple(rest), holes, number)
 
     def _items(self, law: Law, value, labels, weight) -> tuple[list[Item], Number]:
-        seen = self.bottom(value, labels)
-        value, labels = seen.value, seen.labels
-        whole: list[Item] = [(value, labels, weight)]
+        items: list[Item] = []
+        total, todo = law.unit, [(value, labels, weight)]
+        while todo:
+            value, labels, weight = todo.pop()
+            seen = self.bottom(value, labels)
+            item = seen.value, seen.labels, weight
+            operands, number = self._operands(law, *item)
+            total = law.join(total, number)
+            if operands is not None:
+                todo += reversed(operands)
+            elif law is PRODUCT:
+                _merge(items, item)
+            else:
+                items.append(item)
+        return items, total
+
+    def _operands(
+        self, law: Law, value, labels, weight
+    ) -> tuple[list[Item] | None, Number]:
+        """What a value is made of, and a number; no operands where it stays whole."""
         if value in self.inputs or value in self.holes:
-            return whole, law.unit
+            return None, law.unit
         number = folded(value)
         if number is not None:
             return [], law.weighed(number, weight)
-        operands = law.operands(value, labels, weight)
-        if operands is None:
-            return whole, law.unit
-        items: list[Item] = []
-        below, total = operands
-        for item in below:
-            more, number = self._items(law, *item)
-            total = law.join(total, number)
-            for new in more:
-                _merge(items, new) if law is PRODUCT else items.append(new)
-        return items, total
+        return law.operands(value, labels, weight) or (None, law.unit)
 
 
 def _merge(factors: list[Item], new: Item) -> None:

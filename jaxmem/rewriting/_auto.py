@@ -199,37 +199,36 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
     jaxpr, consts = _jaxpr.split(body)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    done, pending = set(), set()
+    done = set()
+    # of marks whose partners are made first: those, None for what has to come later
+    pending: dict[Any, list[Any]] = {}
 
     def read(atom):
-        if not _is_var(atom):
-            return atom.val
-        if atom not in env:  # a partner that is made after the mark
-            run(made_by[atom])
-        return env[atom]
+        return env[atom] if _is_var(atom) else atom.val
+
+    def partners_of(out) -> list[Any]:
+        if out not in pending:
+            pending[out] = []
+            partners, _ = _readers(jaxpr, out)
+            waits = lambda v: not pending.keys().isdisjoint(_ancestors(jaxpr, [v]))
+            pending[out] = [None if waits(v) else v for v in partners]
+        return pending[out]
 
     def resolved(eqn, mark: AutoSave, x):
-        out = eqn.outvars[0]
-        pending.add(out)
-        partners, _ = _readers(jaxpr, out)
-        later = [v for v in partners if pending & _ancestors(jaxpr, [v])]
         # what is made of an output not there yet has a tangent if x has one
-        known = [x if v in later else read(v) for v in partners]
+        partners = pending.pop(eqn.outvars[0])
+        known = [x if v is None else read(v) for v in partners]
         op = _asking(mark, _compat.caller_line(eqn), tell)
-        y = _compat.in_context_of(eqn, op, x, *known)
-        pending.discard(out)
-        return y
+        return _compat.in_context_of(eqn, op, x, *known)
 
     def missing(eqn) -> list[Any]:
-        atoms = () if id(eqn) in done else filter(_is_var, eqn.invars)
-        makers = (made_by[v] for v in atoms if v not in env)
-        return [maker for maker in makers if id(maker) not in done]
-
-    def run(eqn):
-        for one in operands_first(eqn, missing):
-            if id(one) not in done:
-                done.add(id(one))
-                apply(one)
+        if id(eqn) in done:
+            return []
+        before = [v for v in eqn.invars if _is_var(v) and v not in env]
+        if not before and _mark(eqn) is not None:
+            partners = filter(None, partners_of(eqn.outvars[0]))
+            before = [v for v in partners if v not in env]  # made after the mark
+        return [made_by[v] for v in before]
 
     def apply(eqn):
         values = [read(v) for v in eqn.invars]
@@ -244,7 +243,10 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
         env.update(zip(eqn.outvars, outs, strict=True))
 
     for eqn in jaxpr.eqns:
-        run(eqn)
+        for one in operands_first(eqn, missing):
+            if id(one) not in done:
+                done.add(id(one))
+                apply(one)
     return [read(v) for v in jaxpr.outvars]
 
 

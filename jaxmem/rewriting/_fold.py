@@ -62,6 +62,8 @@ def error_of(dtype) -> float:
 
 def folded(value: FlatValue) -> Number | None:
     """The number that every element of `value` is known to be, or None."""
+    if value.folded != ():
+        return value.folded
     for one in operands_first(value, _unfolded):
         if one.folded == ():
             one.folded = _fold(one)

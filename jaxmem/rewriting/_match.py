@@ -3,10 +3,14 @@
 Products and sums are matched up to order and grouping (`_algebra`), casts and views are
 looked through (`_views`). Everything else must be the same operation on operands that
 match. Each way to match is a `PartialMatch`; they are generated one by one.
+
+What is still to be matched is a list of goals (`_goals`). A goal gives, of a partial
+match, the ways to go on: each a partial match and the goals that take its place.
 """
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from jaxmem.rewriting._algebra import (
     PRODUCT,
@@ -20,16 +24,16 @@ from jaxmem.rewriting._algebra import (
 )
 from jaxmem.rewriting._flat_graph import FlatValue, Node
 from jaxmem.rewriting._fold import Number, folded, times
+from jaxmem.rewriting._goals import Step, done, solutions
 from jaxmem.rewriting._match_inputs import InputMatcher
 from jaxmem.rewriting._partial_match import PartialMatch, TracedFormula
 from jaxmem.rewriting._views import (
-    Indices,
     Labels,
     View,
+    bottom,
     dot_operands,
     elementwise,
     inserted,
-    look_through,
 )
 
 ELEMENTWISE = frozenset(
@@ -49,12 +53,16 @@ IGNORED = frozenset(
 )
 
 
+# A formula of many like operands matches itself in factorially many ways.
+_MOST = 20_000  # goals that are followed
+
+
 class Matcher(InputMatcher):
     """One formula against one target."""
 
     def __init__(self, formula: TracedFormula, loose: bool, sizes: dict[str, int]):
         super().__init__(formula, loose)
-        self.sizes, self.steps = sizes, 0
+        self.sizes = sizes
         self.opener = Opener(self._bottom, frozenset(self.inputs), self.holes)
 
     def run(self, target: FlatValue) -> Iterator[PartialMatch]:
@@ -63,44 +71,37 @@ class Matcher(InputMatcher):
         start = PartialMatch({}, {}, frozenset(), dict(self.sizes))
         p_labels = elementwise(self.formula.out, labels)
         t_labels = elementwise(target, labels)
-        yield from self.match(self.formula.out, p_labels, target, t_labels, start)
+        goal = partial(self.match, self.formula.out, p_labels, target, t_labels)
+        return solutions(goal, start, _MOST)
 
-    def match(
-        self, p, lp: Labels, t, lt: Labels, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
+    def match(self, p, lp: Labels, t, lt: Labels, st: PartialMatch) -> Iterator[Step]:
         """Extends `st` so that target `t` (labels `lt`) is pattern `p`."""
-        self.steps += 1
-        # A formula of many like operands matches itself in factorially many ways.
-        if self.steps > 20_000:
-            return
         p_seen = self._bottom(p, lp)
         p, lp = p_seen.value, p_seen.labels
         number = folded(p)
         if number is not None or p in self.holes:
-            yield from self._number(p, number, folded(t), st)
-        elif p in self.inputs:
-            yield from self._bind(p, lp, [(t, lt, 1)], st)
-        elif is_product(p):
-            yield from self._product(p, lp, [(t, lt, 1.0)], 1.0, st)
-        elif is_sum(p):
-            yield from self._sum(p, lp, t, lt, st)
-        elif p.node is not None:
-            seen = self._bottom(t, lt)
-            yield from self._same_operation(p.node, lp, seen, st)
+            return done(self._number(p, number, folded(t), st))
+        if p in self.inputs:
+            return done(self._bind(p, lp, [(t, lt, 1)], st))
+        if is_product(p):
+            return self._product(p, lp, [(t, lt, 1.0)], 1.0, st)
+        if is_sum(p):
+            return self._sum(p, lp, t, lt, st)
+        if p.node is not None:
+            return self._same_operation(p.node, lp, self._bottom(t, lt), st)
+        return iter(())
 
     # -- products and sums
 
-    def _product(self, p, lp, items, const: float, st) -> Iterator[PartialMatch]:
+    def _product(self, p, lp, items, const: float, st) -> Iterator[Step]:
         goal = self.opener.apart(PRODUCT, p, lp)
-        yield from self._factors(goal.items, items, Number(const, 0.0), st, goal)
+        return self._factors(goal.items, items, Number(const, 0.0), goal, st)
 
-    def _factors(
-        self, factors, items, const, st, goal: Decomposed
-    ) -> Iterator[PartialMatch]:
+    def _factors(self, factors, items, const, goal: Decomposed, st) -> Iterator[Step]:
         """Matches `factors` with `items`, opening products among these as needed."""
         items, const = without_numbers(PRODUCT, items, const)
         if not factors and not items:
-            yield from self._settle(PRODUCT, const, goal, st)
+            yield from done(self._settle(PRODUCT, const, goal, st))
         if not factors or len(items) > sum(math.ceil(abs(e)) for _, _, e in factors):
             return
         (p, lp, e), rest = factors[0], factors[1:]
@@ -109,29 +110,26 @@ class Matcher(InputMatcher):
                 continue
             left = rest if g == e else ((p, lp, e - g), *rest)
             others = [*items[:i], *items[i + 1 :]]
-            for found in self._factor(p, lp, t, lt, st):
-                yield from self._factors(left, others, const, found, goal)
+            factor = partial(self._factor, p, lp, t, lt)
+            yield st, (factor, partial(self._factors, left, others, const, goal))
         for new, number, covered in self._opened(PRODUCT, items, st):
             signed = times(const, number)
-            yield from self._factors(factors, new, signed, covered, goal)
+            yield covered, (partial(self._factors, factors, new, signed, goal),)
 
-    def _factor(self, p, lp, t, lt, st) -> Iterator[PartialMatch]:
+    def _factor(self, p, lp, t, lt, st) -> Iterator[Step]:
         if is_sum(p) and p not in self.inputs:
-            yield from self._sum(p, lp, t, lt, st)
-        else:
-            yield from self.match(p, lp, t, lt, st)
+            return self._sum(p, lp, t, lt, st)
+        return self.match(p, lp, t, lt, st)
 
-    def _sum(self, p, lp: Labels, t, lt: Labels, st) -> Iterator[PartialMatch]:
+    def _sum(self, p, lp: Labels, t, lt: Labels, st) -> Iterator[Step]:
         goal = self.opener.apart(SUM, p, lp)
-        yield from self._terms(goal.items, [(t, lt, 1.0)], SUM.unit, st, goal)
+        return self._terms(goal.items, [(t, lt, 1.0)], SUM.unit, goal, st)
 
-    def _terms(
-        self, terms, items, const, st, goal: Decomposed
-    ) -> Iterator[PartialMatch]:
+    def _terms(self, terms, items, const, goal: Decomposed, st) -> Iterator[Step]:
         """Matches `terms` with `items`, opening sums among these as needed."""
         items, const = without_numbers(SUM, items, const)
         if not terms and not items:
-            yield from self._settle(SUM, const, goal, st)
+            yield from done(self._settle(SUM, const, goal, st))
         gathers = any(p in self.formula.gathers for p, _, _ in terms)
         if not terms or (len(items) > len(terms) and not gathers):
             return
@@ -139,14 +137,14 @@ class Matcher(InputMatcher):
         if p in self.formula.gathers and items:
             parts = [(t, lt, g * sign) for t, lt, g in items]
             for found in self._bind(p, lp, parts, st):
-                yield from self._terms(rest, [], const, found, goal)
+                yield found, (partial(self._terms, rest, [], const, goal),)
             return
         for i, (t, lt, g) in enumerate(items):
             others = [*items[:i], *items[i + 1 :]]
-            for found in self._product(p, lp, [(t, lt, 1.0)], g * sign, st):
-                yield from self._terms(rest, others, const, found, goal)
+            term = partial(self._product, p, lp, [(t, lt, 1.0)], g * sign)
+            yield st, (term, partial(self._terms, rest, others, const, goal))
         for new, _, covered in self._opened(SUM, items, st):
-            yield from self._terms(terms, new, const, covered, goal)
+            yield covered, (partial(self._terms, terms, new, const, goal),)
 
     def _opened(self, law: Law, items, st) -> Iterator[tuple]:
         """Each of the items with its operands in its place, and their number."""
@@ -179,59 +177,50 @@ class Matcher(InputMatcher):
 
     def _same_operation(
         self, p: Node, lp, seen: View, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
+    ) -> Iterator[Step]:
         t = seen.value.node
         if p.name == "stop_gradient" and (t is None or t.name != p.name):
             # A softmax does not depend on its shift, whose gradient is often not cut.
             operand = p.ins[0]
-            if head(operand) == "reduce_max":
-                st = st.cover(seen.through)
-                yield from self.match(operand, lp, seen.value, seen.labels, st)
-            return
+            if head(operand) != "reduce_max":
+                return iter(())
+            st = st.cover(seen.through)
+            return self.match(operand, lp, seen.value, seen.labels, st)
         if t is None or t.name != p.name or len(t.outs) != 1 or t.bodies or p.bodies:
-            return
+            return iter(())
         if len(t.ins) != len(p.ins) or t.rule != p.rule:
-            return
-        st = st.cover((*seen.through, t))
+            return iter(())
+        covered = st.cover((*seen.through, t))
+        return self._operation(p, lp)(p, lp, t, seen.labels, covered)
+
+    def _operation(self, p: Node, lp: Labels):
+        """How operations like one of the formula are matched."""
         if self._is_masking(p, lp):
-            yield from self._selection(p, lp, t, seen.labels, st)
-        elif p.name in ELEMENTWISE:
-            yield from self._elementwise(p, lp, t, seen.labels, st)
-        elif p.name in REDUCES:
-            yield from self._reduction(p, lp, t, seen.labels, st)
-        elif p.name == "dot_general":
-            yield from self._contraction(p, lp, t, seen.labels, st)
-        elif p.name == "iota":
-            dims = p.params["dimension"], t.params["dimension"]
-            if self.loose or lp[dims[0]] == seen.labels[dims[1]]:
-                yield st
-        else:
-            yield from self._opaque(p, lp, t, seen.labels, st)
+            return self._selection
+        if p.name in ELEMENTWISE:
+            return self._elementwise
+        if p.name in REDUCES:
+            return self._reduction
+        named = {"dot_general": self._contraction, "iota": self._iota}
+        return named.get(p.name, self._opaque)
 
-    def _operands(self, pairs, st: PartialMatch) -> Iterator[PartialMatch]:
-        if not pairs:
-            yield st
-            return
-        (p, lp, t, lt), *rest = pairs
-        for found in self.match(p, lp, t, lt, st):
-            yield from self._operands(rest, found)
-
-    def _elementwise(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
+    def _elementwise(self, p: Node, lp, t: Node, lt, st) -> Iterator[Step]:
         if p.name not in ("bitcast_convert_type",) and not _same_params(p, t):
             return
         orders = [t.ins]
         if p.name in COMMUTES:
             orders.append(t.ins[::-1])
         for order in orders:
-            pairs = [
-                (a, elementwise(a, lp), b, elementwise(b, lt))
-                for a, b in zip(p.ins, order, strict=True)
-            ]
-            yield from self._operands(pairs, st)
+            pairs = zip(p.ins, order, strict=True)
+            yield (
+                st,
+                tuple(
+                    partial(self.match, a, elementwise(a, lp), b, elementwise(b, lt))
+                    for a, b in pairs
+                ),
+            )
 
-    def _selection(
-        self, p: Node, lp, t: Node, lt, st, outer=()
-    ) -> Iterator[PartialMatch]:
+    def _selection(self, p: Node, lp, t: Node, lt, st, outer=()) -> Iterator[Step]:
         """A number where a mask says so: the mask or its opposite, one or several.
 
         `outer` are the masks and the numbers of the selections round this one.
@@ -248,26 +237,25 @@ class Matcher(InputMatcher):
             found = (*outer, (choice, fill))
             inner = self._bottom(ins[place], elementwise(ins[place], lt))
             covered = st.cover(inner.through)
-            for state in self.match(
-                kept.value, kept.labels, inner.value, inner.labels, covered
-            ):
-                yield from self._masked(mask, number, found, state)
+            inside = partial(
+                *(self.match, kept.value, kept.labels, inner.value, inner.labels)
+            )
+            yield covered, (inside, partial(self._masked, mask, number, found))
             below = inner.value.node
             gathers = mask.value in self.formula.gathers
             if below is not None and gathers and _is_selection(below, p):
                 covered = covered.cover((below,))
-                yield from self._selection(p, lp, below, inner.labels, covered, found)
+                more = partial(self._selection, p, lp, below, inner.labels, outer=found)
+                yield covered, (more,)
 
-    def _masked(
-        self, mask: View, number, found, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
+    def _masked(self, mask: View, number, found, st: PartialMatch) -> Iterator[Step]:
         """Binds the masks, if all put the same number there."""
         fill = found[0][1]
         if not self.loose and not all(fill.agrees(f) for _, f in found):
             return
+        choices = [choice for choice, _ in found]
         for state in self._number(number, folded(number), fill, st):
-            choices = [choice for choice, _ in found]
-            yield from self._bind(mask.value, mask.labels, choices, state)
+            yield from done(self._bind(mask.value, mask.labels, choices, state))
 
     def _is_number(self, value: FlatValue) -> bool:
         return value in self.holes or folded(value) is not None
@@ -279,18 +267,18 @@ class Matcher(InputMatcher):
         mask, *sides = (self._bottom(v, elementwise(v, lp)).value for v in p.ins)
         return mask in self.inputs and any(map(self._is_number, sides))
 
-    def _reduction(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
+    def _reduction(self, p: Node, lp, t: Node, lt, st) -> Iterator[Step]:
         axes = [sorted(map(int, node.params["axes"])) for node in (p, t)]
         if len(axes[0]) != len(axes[1]):
-            return
+            return iter(())
         over = tuple(self.indices.fresh(t.ins[0].shape[a]) for a in axes[1])
         inner = [
             elementwise(node.ins[0], inserted(labels, ax, over))
             for node, labels, ax in ((p, lp, axes[0]), (t, lt, axes[1]))
         ]
-        yield from self.match(p.ins[0], inner[0], t.ins[0], inner[1], st)
+        return self.match(p.ins[0], inner[0], t.ins[0], inner[1], st)
 
-    def _contraction(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
+    def _contraction(self, p: Node, lp, t: Node, lt, st) -> Iterator[Step]:
         (t_over, _), _ = t.params["dimension_numbers"]
         (p_over, _), _ = p.params["dimension_numbers"]
         if len(t_over) != len(p_over) or not _usual_precision(t):
@@ -303,22 +291,28 @@ class Matcher(InputMatcher):
             ((t.ins[0], t_left), (t.ins[1], t_right)),
             ((t.ins[1], t_right), (t.ins[0], t_left)),
         ):
-            pairs = [(a, p_left, c, lc), (b, p_right, d, ld)]
-            yield from self._operands(pairs, st)
+            left = partial(self.match, a, p_left, c, lc)
+            yield st, (left, partial(self.match, b, p_right, d, ld))
 
-    def _opaque(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
+    def _iota(self, p: Node, lp, t: Node, lt, st) -> Iterator[Step]:
+        of_formula, of_target = p.params["dimension"], t.params["dimension"]
+        if self.loose or lp[of_formula] == lt[of_target]:
+            yield st, ()
+
+    def _opaque(self, p: Node, lp, t: Node, lt, st) -> Iterator[Step]:
         free = self.formula.free if p is self.formula.out.node else frozenset()
         # With other parameters a result may have other sizes.
         same = _same_params(p, t, free) and (free or lp == lt)
         if not self.loose and not same:
             return
-        pairs = []
+        goals = []
         for a, b in zip(p.ins, t.ins, strict=True):
             if len(a.shape) != len(b.shape):
                 return
             labels = self.indices.root(b.shape)
-            pairs.append((a, elementwise(a, labels), b, elementwise(b, labels)))
-        yield from self._operands(pairs, st)
+            inside = elementwise(a, labels), b, elementwise(b, labels)
+            goals.append(partial(self.match, a, *inside))
+        yield st, tuple(goals)
 
 
 def _is_selection(node: Node, like: Node) -> bool:
@@ -348,11 +342,9 @@ def _equal(a, b) -> bool:
 
 def head(value: FlatValue) -> str:
     """What kind of thing a value is below its casts and views, to index by."""
-    labels: Labels = tuple(range(len(value.shape)))
-    *_, seen = look_through(value, labels, Indices())
-    node = seen.value.node
-    if node is None:
+    value = bottom(value)
+    if value.node is None:
         return ""
-    if is_product(seen.value):
+    if is_product(value):
         return "product"
-    return "sum" if is_sum(seen.value) else node.name
+    return "sum" if is_sum(value) else value.node.name

@@ -7,7 +7,12 @@ import jax.numpy as jnp
 
 from jaxmem.rewriting._flat_graph import FlatValue
 from jaxmem.rewriting._fold import Number
-from jaxmem.rewriting._partial_match import Bound, PartialMatch, TracedFormula
+from jaxmem.rewriting._partial_match import (
+    Bound,
+    PartialMatch,
+    Positions,
+    TracedFormula,
+)
 from jaxmem.rewriting._views import Indices, Labels, View, look_through
 
 
@@ -22,15 +27,23 @@ class InputMatcher:
         self.inputs = formula.inputs
         self.holes = frozenset(formula.holes.values())
         self.indices = Indices()
+        self.bottoms: dict[tuple[FlatValue, Labels], View] = {}
         self.conflicts = 0  # where an input stood for two different values
 
     def _bottom(self, value: FlatValue, labels: Labels) -> View:
-        seen = None
+        key = value, labels
+        if key not in self.bottoms:
+            seen = list(self._looked_through(value, labels))
+            nodes = tuple(node for _, _, node in seen if node is not None)
+            self.bottoms[key] = View(*seen[-1][:2], nodes)
+        return self.bottoms[key]
+
+    def _looked_through(self, value: FlatValue, labels: Labels) -> Iterator[tuple]:
+        """What a value is a view of, down to the first leaf of the formula."""
         for seen in look_through(value, labels, self.indices):
-            if seen.value in self.inputs or seen.value in self.holes:
-                break
-        assert seen is not None
-        return seen
+            yield seen
+            if seen[0] in self.inputs or seen[0] in self.holes:
+                return
 
     def _number(
         self, p, number, found: Number | None, st: PartialMatch
@@ -76,20 +89,20 @@ class InputMatcher:
 
     def _bound(self, p, lp: Labels, t, lt: Labels, sign: float) -> Bound | None:
         choices = []
-        for seen in look_through(t, lt, self.indices):
-            if _kind(seen.value.dtype) != _kind(p.dtype):
+        for value, labels, _ in look_through(t, lt, self.indices):
+            if _kind(value.dtype) != _kind(p.dtype):
                 break
-            positions = self._positions(p, lp, seen)
+            positions = self._positions(p, lp, value, labels)
             if positions is not None:
-                choices.append((seen.value, positions))
+                choices.append((value, positions))
         if not choices:
             return None
         base, positions = choices[-1]
         return Bound(base, positions, tuple(choices), int(sign))
 
-    def _positions(self, p, lp: Labels, seen: View) -> tuple[int | None, ...] | None:
+    def _positions(self, p, lp: Labels, t, lt: Labels) -> Positions | None:
         positions = []
-        for n, label in zip(seen.value.shape, seen.labels, strict=True):
+        for n, label in zip(t.shape, lt, strict=True):
             if label is None:
                 positions.append(None)
             elif label in lp:

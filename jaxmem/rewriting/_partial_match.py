@@ -27,7 +27,8 @@ class Bound:
 
     def merged(self, other: "Bound") -> "Bound":
         """One for both, which are the same array."""
-        common = tuple(c for c in self.choices if c in other.choices)
+        others = set(other.choices)
+        common = tuple(c for c in self.choices if c in others)
         wider = other if common else min(self, other, key=Bound._error)
         return replace(wider, choices=common or wider.choices)
 

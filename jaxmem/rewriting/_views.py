@@ -134,20 +134,39 @@ def neutral(node: Node) -> int | None:
     return None
 
 
-def look_through(value: FlatValue, labels: Labels, indices: Indices) -> Iterator[View]:
-    """The value itself, then what it is a cast, a view or a neutral sum of."""
-    through: tuple[Node, ...] = ()
-    yield View(value, labels)
-    while value.node is not None and len(value.node.outs) == 1:
+def below(value: FlatValue) -> FlatValue | None:
+    """What a value is a cast, a view or a neutral sum of; None if it is none."""
+    node = value.node
+    if node is None or len(node.outs) != 1:
+        return None
+    which = 0 if node.name in MOVES else neutral(node)
+    return None if which is None or folded(value) is not None else node.ins[which]
+
+
+def bottom(value: FlatValue) -> FlatValue:
+    """What a value is below all of its casts and views."""
+    way = [value]
+    while way[-1].bottom is None and (operand := below(way[-1])) is not None:
+        way.append(operand)
+    found = way[-1].bottom or way[-1]
+    for one in way:  # so that whoever asks above need not go all the way again
+        one.bottom = found
+    return found
+
+
+def look_through(
+    value: FlatValue, labels: Labels, indices: Indices
+) -> Iterator[tuple[FlatValue, Labels, Node | None]]:
+    """A value, then what it is a view of: with labels, and the node looked through."""
+    # `labels` are without those of dimensions of size one, as `elementwise` gives them
+    yield value, labels, None
+    while (operand := below(value)) is not None:
         node = value.node
-        which = 0 if node.name in MOVES else neutral(node)
-        if which is None or folded(value) is not None:
-            return
-        operand = node.ins[which]
-        move = moved(node, labels, indices) if node.name in MOVES else None
-        labels = elementwise(operand, labels) if move is None else move
-        value, through = operand, (*through, node)
-        yield View(value, labels, through)
+        assert node is not None
+        if node.name == "transpose" or operand.shape != value.shape:
+            labels = moved(node, labels, indices)
+        value = operand
+        yield value, labels, node
 
 
 def inserted(labels: Labels, axes: list[int], over: Labels) -> Labels:

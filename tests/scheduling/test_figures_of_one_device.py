@@ -12,9 +12,11 @@ from jaxmem.chips import CHIPS
 from jaxmem.ir import jaxprs
 from jaxmem.ir.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir.shards import InputSpreads, of_spec, whole
+from jaxmem.memory import format_bytes
 from jaxmem.scheduling import schedule
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.plan.plan import undonated
+from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.residuals import Recompute
 
 N, LAYERS, TOKENS, WIDTH = 8, 3, 64, 64
@@ -99,3 +101,109 @@ def test_notes(mesh):
     weights, x = arguments(2 * N, mesh)
     size = 4 * (LAYERS * WIDTH**2 + 2 * TOKENS * WIDTH)
     assert jaxmem.memory.format_bytes(size) in undonated((weights, x))
+
+
+# -- sentences and rows, where some arrays are spread and others are not
+
+
+def spread_over(mesh, shape, *spec, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+
+def test_a_copy_on_each_device_may_be_larger_than_shards(mesh):
+    """What is made of gradients that are spread is whole on each device.
+
+    In a narrow dtype it takes half of the gradients' bytes on all devices, and four
+    times those on one: as long as it is not donated, nothing is gained.
+    """
+
+    def step(w, state, x):
+        run = lambda w: jnp.square(lax.scan(layer, x, w)[0]).sum()
+        gradient = lax.with_sharding_constraint(jax.grad(run)(w), in_shards)
+        gradient = gradient.astype(state.dtype)
+        return lax.with_sharding_constraint(gradient, everywhere) + state
+
+    in_shards = NamedSharding(mesh, P(None, "data"))
+    everywhere = NamedSharding(mesh, P())
+    w, x = arguments(2 * N, mesh)
+    state = spread_over(mesh, w.shape, dtype=jnp.bfloat16)
+    rows = lambda **how: schedule(step, **how).plan(w, state, x).gradients
+    (kept,) = rows(donate_argnums=())
+    size = 4 * LAYERS * WIDTH**2
+    assert (kept.bytes, kept.released) == (size // N, False)
+    assert f"would write {format_bytes(size // 2)} beside what" in kept.why
+    (updated,) = rows(donate_argnums=1)
+    assert updated.released
+
+
+def test_casts_of_weights(mesh):
+    def step(weights, x):
+        def loss(weights):
+            y = x
+            for w in weights:
+                y = jnp.tanh(y @ w.astype(y.dtype))
+            return jnp.sum(y.astype(jnp.float32))
+
+        return jax.grad(loss)(weights)
+
+    side = 1024
+    x = spread_over(mesh, (64, side), dtype=jnp.bfloat16)
+    weights = [spread_over(mesh, (side, side), "data")] * 3
+    found = schedule(step, donate_argnums=(), progress=False)
+    made = found.rewritten(Choice("h100", (Barriers(enabled=True),)), weights, x)
+    # all but the first layer's, whose weight the backward pass does not read
+    size = format_bytes(2 * 2 * side**2 // N)
+    assert f"{size} of casts of weights are made in each pass, and not kept" in (
+        made.notes
+    )
+
+
+def test_residuals_that_are_kept(mesh):
+    """Without a target: a stack of layers, and one array more of one layer."""
+
+    def notes(args):
+        plan = schedule(narrow, donate_argnums=()).plan(*args)
+        return [note for note in plan.notes if "residuals are kept" in note]
+
+    def narrow(w, x):
+        run = lambda w: jnp.square(
+            lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+        )
+        return jax.grad(lambda w: run(w).sum())(w)
+
+    def rows(count: int, mesh=None):
+        weights, _ = arguments(1, mesh)
+        if mesh is None:
+            return weights, jax.ShapeDtypeStruct((count, WIDTH), jnp.float32)
+        return weights, spread_over(mesh, (count, WIDTH), "data")
+
+    alone, spread = notes(rows(5)), notes(rows(5 * N, mesh))
+    assert alone == spread and len(alone) == 1
+
+
+def test_a_table_of_which_rows_are_updated(mesh):
+    def step(table, ids):
+        return table - 0.1 * jax.grad(lambda t: jnp.square(t[ids]).sum())(table)
+
+    table = spread_over(mesh, (8 * 1024, 256), "data")
+    ids = spread_over(mesh, (16,), dtype=jnp.int32)
+    (row,) = schedule(step, donate_argnums=0).plan(table, ids).gradients
+    assert row.released and row.bytes == 4 * table.size // N
+
+
+def test_residuals_between_branches(mesh):
+    def step(w, x, flag):
+        def loss(w):
+            branch = lambda f: lambda w: jnp.sum(jnp.sin(f(x @ w)))
+            return lax.cond(flag, branch(jnp.tanh), branch(jnp.cos), w)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    def sizes(args):
+        found = schedule(step, donate_argnums=0, progress=False)
+        made = found.rewritten(Choice("h100"), *args)
+        return {abs(r.bytes) for r in made.description.residuals}
+
+    flag = jax.ShapeDtypeStruct((), bool)
+    w, x = spread_over(mesh, (WIDTH, WIDTH)), spread_over(mesh, (512, WIDTH), "data")
+    assert sizes((w, x, flag)) == {4 * x.size // N}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 
 _CALLS = ("fusion", "call", "async")
@@ -34,47 +35,62 @@ _DO: dict[str, Callable[..., Any]] = {
     "remainder": lambda x, y: x - y * int(x / y),
 }
 _KNOWN = {*_SAME, *_DO, "compare"}
+_Place = tuple[str, int]  # an instruction, and an iteration
 
 
 @dataclass
 class Integers:
-    """What an element is in an iteration of `loop`; None: this is outside of loops.
-
-    Ask for the iterations in their order: what one leaves is remembered for the next.
-    """
+    """What an element is in an iteration of `loop`; None: this is outside of loops."""
 
     hlo: Hlo
     loop: Instruction | None
-    known: dict[tuple[str, int], int | None] = field(default_factory=dict)
+    known: dict[_Place, int | None] = field(default_factory=dict)
 
     def at(self, name: str, k: int) -> int | None:
         """Its value in iteration `k`, from 0; None where the text does not tell it."""
-        if (name, k) not in self.known:
-            made = self.hlo.instruction(name)
-            self.known[name, k] = None if made is None else self._value(made, k)
+        for one in operands_first((name, k), self._missing):
+            if one not in self.known:
+                self.known[one] = self._value(*one)
         return self.known[name, k]
 
-    def _value(self, made: Instruction, k: int) -> int | None:
+    def _missing(self, place: _Place) -> list[_Place]:
+        read = () if place in self.known else self._read(*place) or ()
+        return [one for one in read if one not in self.known]
+
+    def _value(self, name: str, k: int) -> int | None:
+        made, read = self.hlo.instruction(name), self._read(name, k)
+        if made is None or read is None:
+            return None
         if made.opcode == "constant":
             text = _NUMBERS.get(made.argument, made.argument)
             return int(text) if re.fullmatch(r"-?\d+", str(text)) else None
+        numbers = [v for v in map(self.known.__getitem__, read) if v is not None]
+        if len(numbers) < len(read):
+            return None
+        return _computed(made, numbers) if made.opcode in _KNOWN else numbers[0]
+
+    def _read(self, name: str, k: int) -> list[_Place] | None:
+        """What it is made of, and in which iteration; None where that is not told."""
+        made = self.hlo.instruction(name)
+        if made is None:
+            return None
+        if made.opcode == "constant":
+            return []
         if made.opcode == "parameter":
             caller = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
             if caller is None or not _is_call(caller):
                 return None
-            return self.at(caller.operands[made.element], k)
+            return [(caller.operands[made.element], k)]
         if made.opcode == "get-tuple-element":
             return self._element(made, k)
         if _is_call(made):
-            return self.at(self.hlo.roots.get(made.called[0], ""), k)
-        # what is made of data is not followed: a body may be thousands of steps deep
+            return [(self.hlo.roots.get(made.called[0], ""), k)]
+        # what is made of data is not followed: it is no index
         if made.opcode not in _KNOWN or not _SINGLE.match(made.shape):
             return None
-        values = [self.at(v, k) for v in made.operands]
-        numbers = [v for v in values if v is not None]
-        return _computed(made, numbers) if len(numbers) == len(values) else None
+        return [(v, k) for v in made.operands]
 
-    def _element(self, made: Instruction, k: int) -> int | None:
+    def _element(self, made: Instruction, k: int) -> list[_Place] | None:
         """An element of a tuple, of the loop-carried one among others."""
         whole = self.hlo.instruction(made.operands[0])
         if whole is not None and _is_call(whole):
@@ -85,7 +101,7 @@ class Integers:
             k = max(0, k - 1)
         if whole is None or whole.opcode != "tuple":
             return None
-        return self.at(whole.operands[made.element], k)
+        return [(whole.operands[made.element], k)]
 
     def _carries(self, whole: Instruction) -> bool:
         assert self.loop is not None

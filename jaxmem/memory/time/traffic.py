@@ -145,10 +145,12 @@ class _Inside:
     def _uses(self, name: str) -> Iterator[tuple[Instruction, int]]:
         """What reads a value, through those that only look at it otherwise."""
         size = _all_bytes(self.hlo, name)
-        for made, k in self.users[name]:
+        todo = list(reversed(self.users[name]))
+        while todo:
+            made, k = todo.pop()
             same = _all_bytes(self.hlo, made.name) == size
             if made.opcode in _VIEWS and same and made is not self.root:
-                yield from self._uses(made.name)
+                todo += reversed(self.users[made.name])
             elif made.opcode != "tuple":
                 yield made, k
 

@@ -15,7 +15,7 @@ from jaxmem._paths import paths_and_leaves, selected, selectors, spread_bools
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_plain_call, opened
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.row_scatters import row_scatters
+from jaxmem.ir.row_scatters import RowSums, Scatters
 from jaxmem.optim.rows.gradients import RowGradients
 
 _WHO = "value_and_row_grad: tables"
@@ -103,8 +103,9 @@ def _computed(traced: jaxprs.Traced, named, wanted: list[bool]) -> list[Any]:
     graph = JaxprGraph(_written_out(traced.jaxpr))
     values = Values(graph, graph.inputs(traced.leaves))
     first = len(graph.outvars) - len(named)  # the gradients come last
+    sums = RowSums(graph)
     rows = {
-        first + k: _scatters(graph, first + k, path)
+        first + k: _scatters(sums, graph.outvars[first + k], path)
         for k, (path, _) in enumerate(named)
         if wanted[k]
     }
@@ -119,14 +120,13 @@ def _computed(traced: jaxprs.Traced, named, wanted: list[bool]) -> list[Any]:
     ]
 
 
-def _scatters(graph: JaxprGraph, o: int, path: str):
-    found = row_scatters(graph, graph.outvars[o])
-    if isinstance(found, str):
+def _scatters(sums: RowSums, v, path: str) -> Scatters:
+    if why := sums.why(v):
         raise ValueError(
-            f"{_WHO}: the gradient of {path!r} is dense: {found}; a table is read by "
+            f"{_WHO}: the gradient of {path!r} is dense: {why}; a table is read by "
             "lookups alone, outside of loops"
         )
-    return found
+    return sums.scatters(v)
 
 
 def _written_out(closed):

@@ -70,7 +70,8 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
         if isinstance(rewrite, frozenset):
             note = f"{len(rewrite)} recomputations wait for their gradients"
         else:
-            size = format_bytes(sum(map(size_of, not_kept(*rewrite))))
+            bytes_of = rewrite[0].inside().bytes_of
+            size = format_bytes(sum(map(bytes_of, not_kept(*rewrite))))
             note = f"{size} of casts of weights are made in each pass, and not kept"
         return Description(notes=(note,))
 

@@ -5,7 +5,8 @@ the same branch of the first would have kept.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
@@ -14,6 +15,7 @@ from jaxmem.ir.branch_parts import BRANCHES
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.nested_parts import made_apart
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, residual
@@ -46,7 +48,9 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
         # the compiler's order may hold one of them more in the backward pass
         more = 0 if level.compared else max(map(size_of, pair.slots.values()))
         if found.cost + more < pair.bytes:
-            yield jaxpr, pair, found
+            # it says what rows are of; what a `cond` sends nobody can tell
+            inside = partial(spreads_in, jaxpr, level.spreads)
+            yield jaxpr, replace(pair, inside=inside), found
 
     def apply(self, level: Level, rewrite: tuple[Any, Pair, Cut]) -> Any:
         jaxpr, pair, found = rewrite
@@ -58,9 +62,10 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
         gone, here = not_kept(pair, found), {*pair.slots.values()}
         maker = lambda v: pair.body.eqns[pair.body.maker[v]]
         how = "elementwise of other residuals"
-        rows = [residual(v.aval, maker(v), how, 1) for v in gone]
+        row = lambda v, *words: residual(v.aval, maker(v), *words, pair.shards(v))
+        rows = [row(v, how, 1) for v in gone]
         kept = (v for v in found.variables if v not in here)
-        rows += [residual(v.aval, maker(v), "others are made of it", -1) for v in kept]
+        rows += [row(v, "others are made of it", -1) for v in kept]
         return Description(residuals=tuple(rows))
 
 

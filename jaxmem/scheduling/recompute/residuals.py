@@ -16,16 +16,17 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import (
     is_mask,
     is_var,
     kept_size,
     run_body,
     scan_like,
-    size_of,
     split,
 )
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shard_labels import inner_spreads
+from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Bytes, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
@@ -63,14 +64,14 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
 
     def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
         rewrites = rewrites_of(level, config)
-        return (r for r in rewrites if level.compared or clear_gain(level.jaxpr, r))
+        return (r for r in rewrites if level.compared or clear_gain(level, r))
 
     def apply(self, level: Level, rewrite: PairRewrite):
         return with_recomputation(level.jaxpr, rewrite)
 
     def left(self, level: Level, config: Recompute) -> Iterator[str]:
         if not level.compared:
-            yield from unclear_gains(level.jaxpr, rewrites_of(level, config))
+            yield from unclear_gains(level, rewrites_of(level, config))
 
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
@@ -206,16 +207,16 @@ def _apply(eqns: Sequence[Any], value):
     return value
 
 
-def clear_gain(closed, plan: PairRewrite) -> bool:
+def clear_gain(level: Level, plan: PairRewrite) -> bool:
     """Whether residuals that are not kept take more than an array of one layer."""
     # The compiler's order inside the backward scan may hold one more of them at once.
-    return _saved(plan) > _array_of_a_layer(closed, plan)
+    return _saved(plan) > _array_of_a_layer(level, plan)
 
 
-def unclear_gains(closed, rewrites: Iterable[PairRewrite]) -> Iterator[str]:
+def unclear_gains(level: Level, rewrites: Iterable[PairRewrite]) -> Iterator[str]:
     """A sentence for each pair of scans whose residuals are left as they are."""
     for plan in rewrites:
-        saved, array = _saved(plan), _array_of_a_layer(closed, plan)
+        saved, array = _saved(plan), _array_of_a_layer(level, plan)
         yield (
             f"{format_bytes(saved)} of residuals are kept that the backward scan could "
             f"recompute: in XLA's order it may then hold one more array of a layer, "
@@ -224,12 +225,24 @@ def unclear_gains(closed, rewrites: Iterable[PairRewrite]) -> Iterator[str]:
 
 
 def _saved(plan: PairRewrite) -> int:
-    return sum(sign * nbytes(aval) for aval, _, _, sign, _ in plan.described())
+    """Bytes on one device."""
+    stacks = plan.described()
+    return sum(sign * (nbytes(aval) // n) for aval, _, _, sign, n in stacks)
 
 
-def _array_of_a_layer(closed, plan: PairRewrite) -> int:
+def _array_of_a_layer(level: Level, plan: PairRewrite) -> int:
     """Bytes of the largest array that the backward scan's body reads or makes."""
-    eqn = JaxprGraph(closed).eqns[plan.pair.backward]
-    body = jaxprs.split(eqn.params["jaxpr"])[0]
-    arrays = (v for e in jaxprs.walk(body) for v in [*e.invars, *e.outvars])
-    return max((size_of(v) for v in arrays if is_var(v)), default=0)
+    eqn = JaxprGraph(level.jaxpr).eqns[plan.pair.backward]
+    spreads = spreads_in(level.jaxpr, level.spreads)
+    body = eqn.params["jaxpr"]
+    return _largest(body, spreads_in(body, spreads.body(eqn)))
+
+
+def _largest(body, spreads: Spreads) -> int:
+    """The most bytes that an array of a body has on one device."""
+    eqns = jaxprs.split(body)[0].eqns
+    arrays = (v for eqn in eqns for v in [*eqn.invars, *eqn.outvars])
+    sizes = [spreads.bytes_of(v) for v in arrays if is_var(v)]
+    bodies = ((eqn, inner) for eqn in eqns for inner in jaxprs.bodies(eqn))
+    sizes += (_largest(b, inner_spreads(eqn, b, spreads)) for eqn, b in bodies)
+    return max(sizes, default=0)

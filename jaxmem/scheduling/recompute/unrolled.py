@@ -116,10 +116,9 @@ def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
     if pair is None:
         return
     pair, found = weights_made_by(free, pair)
-    gone = not_kept(pair, found)
-    saved, largest = sum(map(size_of, gone)), max(map(size_of, gone), default=0)
+    gone = [pair.inside().bytes_of(v) for v in not_kept(pair, found)]
     # the compiler's order may hold one of them more in the backward pass
-    if saved > (0 if level.compared else largest):
+    if sum(gone) > (0 if level.compared else max(gone, default=0)):
         yield pair, found
 
 

@@ -14,7 +14,9 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
-from jaxmem.ir.scans import is_on_host, is_var, size_of, split, xs_of, ys_of
+from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.scans import is_on_host, is_var, split, xs_of, ys_of
+from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
 
@@ -50,29 +52,38 @@ class Release:
     stacks: tuple[Stack, ...] = ()
 
 
-def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
-    """What could be moved into each scan; nothing is moved where nothing is gained."""
-    # `aliases` maps an output variable to the input variable whose memory it will take.
+def releases(
+    closed, aliases: Mapping[Any, Any], given: InputSpreads | None = None
+) -> Iterator[Release]:
+    """What could be moved into each scan; nothing is moved where nothing is gained.
+
+    Args:
+      closed: a list of equations.
+      aliases: output variable -> the input variable whose memory it will take.
+      given: how the inputs are spread over devices, of one of which memory counts.
+    """
     graph = JaxprGraph(closed)
     for i, eqn in enumerate(graph.eqns):
         if eqn.primitive.name == "scan" and not _compat.has_side_effects(eqn):
-            yield _plan(graph, i, aliases)
+            yield _plan(graph, i, aliases, spreads_in(closed, given))
 
 
 # -- analysis
 
 
-def _plan(graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any]) -> Release:
+def _plan(
+    graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any], spreads: Spreads
+) -> Release:
     search = after_scan(graph, scan)
     stacked = ys_of(graph.eqns[scan])
     groups = _groups(graph, search, stacked)
     chosen, stacks = [], []
     for group in groups:
         new = _writes(graph, scan, search, group, aliases)
-        pays = _pays(new, group)
+        pays = _pays(new, group, spreads)
         chosen += [group] if pays else []
         for v in group.stacks:
-            why = "" if pays else _why(graph, search, group, new, v)
+            why = "" if pays else _why(graph, search, group, new, spreads, v)
             stacks.append(Stack(v, _maker(graph.eqns[scan], v), pays, why))
     if not chosen:
         return Release(scan, stacks=tuple(stacks))
@@ -91,13 +102,13 @@ def _plan(graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any]) -> Release:
     )
 
 
-def _pays(writes: "Writes", group: "Group") -> bool:
+def _pays(writes: "Writes", group: "Group", spreads: Spreads) -> bool:
     """Whether new arrays take less when the group is moved into the body."""
     # They take nothing where they overwrite what the step may: an array of its own, or
     # a donated one in whose memory an output will be. Any other output needs memory of
     # its own either way, and as long as the update waits the gradient can lie there.
-    new = _bytes(writes.stacked) + _bytes(writes.copied)
-    return bool(group.moved) and new < _bytes(group.stacks)
+    new = _bytes([*writes.stacked, *writes.copied], spreads)
+    return bool(group.moved) and new < _bytes(group.stacks, spreads)
 
 
 class Writes(NamedTuple):
@@ -114,8 +125,8 @@ def _writes(graph: JaxprGraph, scan: int, search: AfterScan, group: "Group", ali
     return Writes([v for v in group.needed(graph) if v not in pairs], kept)
 
 
-def _bytes(variables: Iterable[Any]) -> int:
-    return sum(map(size_of, variables))
+def _bytes(variables: Iterable[Any], spreads: Spreads) -> int:
+    return sum(map(spreads.bytes_of, variables))
 
 
 def _maker(eqn, v):
@@ -137,14 +148,16 @@ def _maker_in(body, v):
     return next((e for e in body.eqns if v in e.outvars), None)
 
 
-def _why(graph: JaxprGraph, search: AfterScan, group: "Group", new: Writes, v) -> str:
+def _why(
+    graph: JaxprGraph, search: AfterScan, group: "Group", new: Writes, spreads, v
+) -> str:
     found = [search.reasons[w] for w in group.members if w in search.reasons]
     if found:
         return found[0]
     if v in graph.outputs:
         return "the step returns it"
-    if _pays(new._replace(copied=[]), group):
-        size = format_bytes(_bytes(new.copied))
+    if _pays(new._replace(copied=[]), group, spreads):
+        size = format_bytes(_bytes(new.copied, spreads))
         return f"not donated: its update would write {size} beside what is updated"
     return "moving what uses it would not make less"
 

@@ -43,9 +43,10 @@ class ReleaseGradients(Pass[GradientRelease, Released]):
     config = GradientRelease
 
     def analyse(self, level: Level, config: GradientRelease) -> Iterator[Released]:
-        closed, stacks = _release_all(level.jaxpr, level.aliases)
+        about = level.aliases, level.spreads
+        closed, stacks = _release_all(level.jaxpr, *about)
         if config.two_pass:
-            closed, stacks = _twice(closed, level.aliases, stacks)
+            closed, stacks = _twice(closed, *about, stacks)
             stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
         yield Released(closed, tuple(stacks), level.spreads)
 
@@ -60,20 +61,22 @@ class ReleaseGradients(Pass[GradientRelease, Released]):
         return Description(gradients=tuple(map(row, rewrite.stacks)))
 
 
-def _release_all(closed, aliases: Aliases) -> tuple[Any, list[Stack]]:
+def _release_all(
+    closed, aliases: Aliases, given: InputSpreads | None
+) -> tuple[Any, list[Stack]]:
     """Everything that can be released, and what became of every stacked gradient."""
     stacks: list[Stack] = []
-    while (plan := _first_that_pays(closed, aliases)) is not None:
+    while (plan := _first_that_pays(closed, aliases, given)) is not None:
         stacks += [replace(s, within=closed) for s in plan.stacks if s.released]
         closed = _compat.without_dead_code(release(closed, plan))
-    for plan in releases(closed, of_variables(closed, aliases)):
+    for plan in releases(closed, of_variables(closed, aliases), given):
         if _is_backward(closed, plan.scan):
             stacks += [replace(s, within=closed) for s in plan.stacks]
     return closed, stacks
 
 
-def _first_that_pays(closed, aliases: Aliases):
-    plans = releases(closed, of_variables(closed, aliases))
+def _first_that_pays(closed, aliases: Aliases, given: InputSpreads | None):
+    plans = releases(closed, of_variables(closed, aliases), given)
     return next((plan for plan in plans if plan.moved), None)
 
 
@@ -85,14 +88,16 @@ def _is_backward(closed, scan: int) -> bool:
     return any(v in stacked for v in xs_of(graph.eqns[scan]) if is_var(v))
 
 
-def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Stack]]:
+def _twice(
+    closed, aliases: Aliases, given: InputSpreads | None, stacks: list[Stack]
+) -> tuple[Any, list[Stack]]:
     """The scans that wait for such numbers done twice, where that releases more."""
     tried, before = closed, stacks
     for _ in range(PASSES - 1):
         blocked = blocked_scans(tried)
         if not blocked:
             break
-        tried, found = _release_all(two_pass(tried, blocked[0]), aliases)
+        tried, found = _release_all(two_pass(tried, blocked[0]), aliases, given)
         if _unreleased(found) < _unreleased(stacks):
             if not _unreleased(found):
                 # the first passes have the same stacks, which count once

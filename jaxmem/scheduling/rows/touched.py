@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
-from jaxmem.ir.row_scatters import Scatters, row_scatters
+from jaxmem.ir.row_scatters import RowSums, Scatters
 from jaxmem.ir.scans import LARGE, is_var, size_of
 from jaxmem.scheduling.rows.no_effect import ZERO, of_zero
 
@@ -46,17 +46,16 @@ def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
     """Those for which it pays, in order."""
     if not any(eqn.primitive.name == "scatter-add" for eqn in graph.eqns):
         return
-    taken: set[int] = set()
+    sums, taken = RowSums(graph), set()
     for i, eqn in enumerate(graph.eqns):
         v = eqn.outvars[0] if len(eqn.outvars) == 1 else None
         if v is None or i in taken or not _is_table(v):
             continue
-        found = row_scatters(graph, v)
-        if isinstance(found, str):
-            if why := _mixed(graph, eqn, found):
+        if found := sums.why(v):
+            if why := _mixed(sums, eqn, found):
                 yield UpdatedTable(v, None, why=why)
-        elif _pays(graph, found) and _is_whole(graph, v):
-            table = _table(graph, v, found)
+        elif _pays(sums, v) and _is_whole(sums, v):
+            table = _table(graph, v, sums.scatters(v))
             taken |= table.update
             yield table
 
@@ -70,35 +69,36 @@ def _is_large(v) -> bool:
     return hasattr(v.aval.dtype, "itemsize") and size_of(v) >= LARGE
 
 
-def _pays(graph: JaxprGraph, found: Scatters) -> bool:
-    return 0 < ROWS * found.slots(graph) <= found.shape[0]
+def _pays(sums: RowSums, v) -> bool:
+    return 0 < ROWS * sums.slots[v] <= v.aval.shape[0]
 
 
-def _is_whole(graph: JaxprGraph, v) -> bool:
+def _is_whole(sums: RowSums, v) -> bool:
     """Whether it goes into something that is no sum of rows any more."""
+    graph = sums.graph
     if v in graph.outputs:
         return True
     users = [graph.eqns[k] for k in graph.users.get(v, ())]
-    if any(eqn.primitive.name == "add_any" and _is_dense(graph, eqn) for eqn in users):
+    if any(eqn.primitive.name == "add_any" and _is_dense(sums, eqn) for eqn in users):
         return False  # a part of what is told of as mixed
     return any(
         len(eqn.outvars) != 1
         or eqn.outvars[0].aval.shape != v.aval.shape
-        or _is_dense(graph, eqn)
+        or _is_dense(sums, eqn)
         for eqn in users
     )
 
 
-def _is_dense(graph: JaxprGraph, eqn) -> bool:
-    return isinstance(row_scatters(graph, eqn.outvars[0]), str)
+def _is_dense(sums: RowSums, eqn) -> bool:
+    return bool(sums.why(eqn.outvars[0]))
 
 
-def _mixed(graph: JaxprGraph, eqn, why: str) -> str:
+def _mixed(sums: RowSums, eqn, why: str) -> str:
     """Why a sum of rows and of something else stays as it is; else empty."""
     if eqn.primitive.name != "add_any":  # that of derivatives
         return ""
-    parts = (row_scatters(graph, x) for x in eqn.invars if is_var(x))
-    rows = any(isinstance(p, Scatters) and _pays(graph, p) for p in parts)
+    parts = (x for x in eqn.invars if is_var(x))
+    rows = any(not sums.why(x) and _pays(sums, x) for x in parts)
     return f"the table is used elsewhere too: {why}" if rows else ""
 
 

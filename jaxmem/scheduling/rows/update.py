@@ -11,9 +11,11 @@ from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
-from jaxmem.scheduling.plan.rows import Description, described, gradient
+from jaxmem.scheduling.plan.rows import Description, Gradient, described, gradient
 from jaxmem.scheduling.rows.touched import BY_ELEMENT, NOTHING, UpdatedTable, tables
 
 LANES = 128  # a row of an array on a TPU takes a multiple of these elements
@@ -32,6 +34,8 @@ class Tables:
 
     tables: tuple[UpdatedTable, ...]
     makers: tuple[Any, ...]
+    within: Any = None  # the list, a closed jaxpr
+    given: InputSpreads | None = None  # how its inputs are spread over devices
 
 
 class UpdateTouchedRows(Pass[TouchedRows, Tables]):
@@ -44,7 +48,7 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
         found = tuple(t for t in tables(graph) if not _why_not(t, level))
         if found:
             makers = (graph.eqns[graph.maker[t.gradient]] for t in found)
-            yield Tables(found, tuple(makers))
+            yield Tables(found, tuple(makers), level.jaxpr, level.spreads)
 
     def apply(self, level: Level, rewrite: Tables):
         graph = JaxprGraph(level.jaxpr)
@@ -57,9 +61,13 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
 
     def describe(self, rewrite: Tables, target: str) -> Description:
         del target
-        pairs = zip(rewrite.tables, rewrite.makers, strict=True)
-        rows = (gradient(t.gradient.aval, maker, True, "") for t, maker in pairs)
-        return Description(gradients=tuple(rows))
+        spreads = spreads_in(rewrite.within, rewrite.given)
+
+        def row(v, maker) -> Gradient:
+            return gradient(v.aval, maker, True, "", spreads.shards(v))
+
+        of = (table.gradient for table in rewrite.tables)
+        return Description(gradients=tuple(map(row, of, rewrite.makers)))
 
     def left(self, level: Level, config: TouchedRows) -> Iterator[str]:
         del config
