@@ -21,10 +21,10 @@ def operations_of(eqn) -> list[Any]:
     """The operations of a `shard_map`; else the equation itself."""
     if eqn.primitive.name != "shard_map":
         return [eqn]
-    return [e for e in jaxprs.bodies(eqn)[0].eqns if not _is_of_scalar(e)]
+    return [e for e in jaxprs.bodies(eqn)[0].eqns if not is_of_number(e)]
 
 
-def _is_of_scalar(eqn) -> bool:
+def is_of_number(eqn) -> bool:
     """Whether it makes a number an array of one element, or the reverse."""
     if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim"):
         return False

@@ -15,12 +15,11 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.joined import JoinedGroup, Reads, read_elsewhere
-from jaxmem.ir.map_operations import mapped_axes, operations_of
-from jaxmem.ir.shard_maps import inside_of
+from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
+from jaxmem.ir.map_operations import is_of_number, mapped_axes, operations_of
+from jaxmem.ir.part_marks import is_part
 
 NAME = "shard_map"
 
@@ -28,13 +27,19 @@ NAME = "shard_map"
 def can_be_taken_apart(eqn) -> bool:
     """Whether a `shard_map` holds operations that can be done apart from each other."""
     explicit = AxisType.Explicit in eqn.params["mesh"].axis_types
-    several = len(operations_of(eqn)) > 1
+    inside = operations_of(eqn)
+    several = len(inside) > 1 or any(
+        jaxprs.bodies(e) and not is_part(e) for e in inside
+    )
     return several and not explicit and not _compat.has_side_effects(eqn)
 
 
-def taken_apart(eqn, args: Sequence[Any]) -> list[Any]:
-    """What a `shard_map` gives, of one for each of its operations."""
-    body, constants = jaxprs.split(inside_of(eqn, flatten))
+def taken_apart(eqn, closed, args: Sequence[Any]) -> list[Any]:
+    """What a `shard_map` gives, of one for each of its operations.
+
+    `closed`: its body, or one that does the same.
+    """
+    body, constants = jaxprs.split(closed)
     if constants:  # of the trace of the map: elsewhere they have no meaning
         return _compat.bind(eqn, args)
     return _Parts(eqn, body, args).run()
@@ -175,12 +180,13 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
 
     def body(*shards):
         env: dict[Any, Any] = dict(zip(given, shards, strict=True))
+        once = _OnlyOnce()
         for eqn in eqns:
             inner = jaxprs.bodies(eqn)[0]
             specs = map(_normal, eqn.params["in_specs"])
             pairs = zip(eqn.invars, specs, inner.invars, strict=True)
             ins = [_typed(_read(env, v, spec), w) for v, spec, w in pairs]
-            outs = jaxprs.evaluate(inner, ins)
+            outs = jaxprs.evaluate(inner, ins, once)
             env.update(((v, None), x) for v, x in zip(eqn.outvars, outs, strict=True))
         return tuple(env[v, None] for v in wanted)
 
@@ -190,6 +196,28 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
     known = dict(zip(wanted, outs, strict=True))
     for i, eqn in zip(group, eqns, strict=True):
         yield i, [known.get(v) for v in eqn.outvars]
+
+
+class _OnlyOnce(OnlyOnce):
+    """Here a number that was made an array of one element to be handed on is itself.
+
+    So a predicate is one value for all `cond`s that read it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        # by the id of what was made of it; that is kept, so that the id stays its own
+        self._source: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, eqn, args: list) -> list[Any]:
+        if not is_of_number(eqn) or not is_var(eqn.invars[0]):
+            return super().__call__(eqn, args)
+        (x,) = args
+        if id(x) in self._source:
+            return [self._source[id(x)][1]]
+        (made,) = super().__call__(eqn, args)
+        self._source[id(made)] = made, x
+        return [made]
 
 
 def _given(eqns: Iterable[Any]) -> list[tuple[Any, PartitionSpec]]:

@@ -8,9 +8,12 @@ from jaxmem import _compat
 from jaxmem.ir import branch_parts, jaxprs, map_parts, scan_parts
 from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
+from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.joined import JoinableKind, put_together
+from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shard_maps import done_inside, inside_of
 
 _KINDS: tuple[JoinableKind, ...] = (
     map_parts.MAPS,
@@ -71,7 +74,8 @@ def _separable(eqn) -> list[int]:
 def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
     if eqn.primitive.name == "shard_map":
-        return map_parts.taken_apart(eqn, args)
+        body = inside_of(eqn, lambda closed: apart(flatten(closed), wanted))
+        return map_parts.taken_apart(eqn, body, args)
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
     if eqn.primitive.name == "cond":
         return branch_parts.taken_apart(eqn, bodies, args, wanted)
@@ -80,19 +84,24 @@ def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
 
 def together(closed) -> Any:
     """The jaxpr with its parts, and those inside of its loops and branches, joined."""
-    # `shard_map`s are entered elsewhere: here the axes of their mesh have no meaning.
     for kind in _KINDS:
         closed = put_together(closed, kind)
     graph = JaxprGraph(closed)
     instead = {}
     for i, eqn in enumerate(graph.eqns):
+        old = jaxprs.bodies(eqn)
+        if eqn.primitive.name == "shard_map" and any(map(is_part, jaxprs.walk(old[0]))):
+            instead[i] = partial(_with_shards, eqn)
         if eqn.primitive.name not in ("scan", "cond", "while"):
             continue
-        old = jaxprs.bodies(eqn)
         new = list(map(together, old))
         if any(a is not b for a, b in zip(old, new, strict=True)):
             instead[i] = partial(_with_bodies, eqn, new)
     return done_otherwise(closed, graph, instead) if instead else closed
+
+
+def _with_shards(eqn, values: Values) -> list[Any]:
+    return done_inside(eqn, [values.read(v) for v in eqn.invars], together)
 
 
 def _with_bodies(eqn, bodies: list[Any], values: Values) -> list[Any]:

@@ -5,7 +5,7 @@ be retraced only where they have a meaning, so here it is while a `shard_map` is
 traced. Its shapes are those of one device.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -32,6 +32,16 @@ def inside_of(eqn, look: Callable[[Any], T]) -> T:
     run = lambda *args: _compat.shard_map_again(eqn, shards, args)
     jax.make_jaxpr(run)(*(v.aval for v in eqn.invars))
     return found[0]
+
+
+def done_inside(eqn, args: Sequence[Any], rewritten: Callable[[Any], Any]) -> list[Any]:
+    """What a `shard_map` gives with the body `rewritten(body)`, both closed jaxprs."""
+
+    def shards(args: list) -> list[Any]:
+        body = _compat.ClosedJaxpr(jaxprs.bodies(eqn)[0], ())
+        return jaxprs.evaluate(rewritten(body), args)
+
+    return _compat.shard_map_again(eqn, shards, args)
 
 
 def whole_step(closed):

@@ -12,7 +12,7 @@ from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
 from jaxmem.ir.scans import carried_aliases, is_var
 from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shard_maps import aliases_inside, whole_step
+from jaxmem.ir.shard_maps import aliases_inside, done_inside, whole_step
 from jaxmem.ir.shards import (
     InputSpreads,
     of_shardings,
@@ -240,17 +240,9 @@ def _with_shards(closed, rewritten: Callable[[Any], Any]):
     def rule(eqn, args: list) -> list[Any] | None:
         if eqn.primitive.name != "shard_map":
             return None
-        return _shard_map(eqn, args, rewritten)
+        return done_inside(eqn, args, rewritten)
 
     return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
-
-
-def _shard_map(eqn, args: list, rewritten: Callable[[Any], Any]) -> list[Any]:
-    def shards(args: list) -> list[Any]:
-        body = _compat.ClosedJaxpr(jaxprs.bodies(eqn)[0], ())
-        return jaxprs.evaluate(rewritten(body), args)
-
-    return _compat.shard_map_again(eqn, shards, args)
 
 
 def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:
@@ -324,7 +316,7 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
 
     def rule(eqn, args: list) -> list[Any] | None:
         if any(eqn is one for one in maps):
-            return _shard_map(eqn, args, partial(shards, eqn))
+            return done_inside(eqn, args, partial(shards, eqn))
         new = made.get(id(eqn))
         return None if new is None else jaxprs.rebind(eqn, args, new)
 

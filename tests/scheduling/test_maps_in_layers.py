@@ -11,11 +11,16 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.ir import jaxprs
+from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.joined import put_together
 from jaxmem.ir.map_operations import devices_of, operations_of
 from jaxmem.ir.map_parts import MAPS, can_be_taken_apart, taken_apart
+from jaxmem.ir.shard_maps import inside_of
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.pairs import pairs
+from jaxmem.scheduling.recompute.residuals import Recompute
 from tests.sets import some_fast
 
 DEVICES, TENSOR = 2, 2
@@ -112,7 +117,7 @@ def alone(eqn):
 
 
 def in_parts(closed):
-    rule = lambda eqn, args: taken_apart(eqn, args)
+    rule = lambda eqn, args: taken_apart(eqn, inside_of(eqn, flatten), args)
     return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
 
 
@@ -205,6 +210,78 @@ def test_a_layer_with_a_map_trains_alike_and_keeps_less(form):
     np.testing.assert_allclose(losses, wanted, rtol=RTOL)
     for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(a, b, rtol=RTOL, atol=ATOL)
+
+
+# -- loops and branches in a map
+
+
+def smooth(x, w):
+    return x + jnp.tanh(jnp.sin(x @ w)) * x
+
+
+def repeated(fn, times: int):
+    """A loop, each of whose iterations is `fn`."""
+
+    def loop(x, w):
+        return jax.lax.scan(lambda x, _: (fn(x, w), None), x, length=times)[0]
+
+    return loop
+
+
+def chosen(fn):
+    """A branch, by a number that differs between devices."""
+    return lambda x, w: jax.lax.cond(jnp.sum(x) < 1e3, fn, lambda x, w: x, x, w)
+
+
+NESTED = {
+    "loop": repeated(smooth, 3),
+    "branch": chosen(smooth),
+    "loop in a loop": repeated(repeated(smooth, 3), 2),
+    "loop in a branch": chosen(repeated(smooth, 3)),
+    "branch in a loop": repeated(chosen(smooth), 2),
+}
+# where types do not say along which axes arrays differ, all are kept for each device
+ROW_MESH = jax.make_mesh((DEVICES,), ("data",), (jax.sharding.AxisType.Auto,))
+PREDICATES = 8 * DEVICES * L  # bytes: a number of each device is kept for each layer
+
+
+def nested_step(fn, is_mapped: bool, check_vma: bool = True):
+    if is_mapped:
+        how = {"in_specs": (P("data"), P()), "out_specs": P("data")}
+        fn = jax.shard_map(fn, mesh=ROW_MESH, check_vma=check_vma, **how)
+
+    def loss(ws, x):
+        return jnp.mean(jnp.square(jax.lax.scan(lambda *a: (fn(*a), None), x, ws)[0]))
+
+    def step(ws, x):
+        value, grads = jax.value_and_grad(loss)(ws, x)
+        return ws - 0.1 * grads, value
+
+    return step
+
+
+def kept(closed) -> int:
+    """Bytes that the forward layers leave for the backward ones."""
+    eqn = next(e for e in JaxprGraph(closed).eqns if e.primitive.name == "scan")
+    return sum(v.aval.size * v.aval.dtype.itemsize for v in eqn.outvars[1:])
+
+
+@pytest.mark.parametrize(("rate", "check_vma"), [(None, False), (1e-3, True)])
+@pytest.mark.parametrize("name", NESTED)
+def test_what_is_nested_in_a_map_keeps_what_it_does_without(name, rate, check_vma):
+    ws = 0.4 * jax.random.normal(jax.random.key(3), (L, C, C))
+    x = jax.random.normal(jax.random.key(1), (B, C))
+    choice = Choice(configs=(Recompute(rate),))
+    plain, step = (nested_step(NESTED[name], m, check_vma) for m in (False, True))
+    before = jax.make_jaxpr(step)(ws, x)
+    found = rewrite(before, {}, choice=choice).jaxpr
+    alone = rewrite(jax.make_jaxpr(plain)(ws, x), {}, choice=choice).jaxpr
+    assert kept(found) <= kept(alone) + PREDICATES
+    assert kept(found) < 0.6 * kept(before)
+    if rate:
+        outs = (values(closed, [ws, x]) for closed in (found, before))
+        for got, want in zip(*outs, strict=True):
+            np.testing.assert_allclose(got, want, rtol=RTOL, atol=ATOL)
 
 
 def test_costs_of_a_map_are_those_of_all_its_devices():
