@@ -27,7 +27,10 @@ _NOTHING = frozenset(
 )
 _COSTED = ("__cublas$", "__cudnn$", "__gpu$TopK")  # the calls whose work is known
 _MOVED = frozenset("dynamic-slice dynamic-update-slice slice custom-call".split())
-_EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
+_EMPTY = (
+    *("AllocateBuffer", "ConcatBitcast", "Sharding"),
+    "annotate_device_placement",
+)
 
 
 @dataclass(frozen=True)
