@@ -111,8 +111,8 @@ class Recipe:
 
 
 def splash_attention(recipe: Recipe, q, k, v):
-    """Causal; [batch, heads, tokens, channels] of one device."""
-    _, heads, tokens, _ = q.shape
+    """Causal; [batch, tokens, heads, channels] of one device."""
+    _, tokens, heads, _ = q.shape
     side, one_pass = recipe.blocks, recipe.one_pass
     sizes = splash.BlockSizes(
         *(side,) * 6,
@@ -124,23 +124,23 @@ def splash_attention(recipe: Recipe, q, k, v):
     kernel = splash.make_splash_mha(
         mask, head_shards=1, q_seq_shards=1, block_sizes=sizes
     )
-    return jax.vmap(kernel)(q, k, v)
+    q, k, v = (x.swapaxes(1, 2) for x in (q * HEAD**-0.5, k, v))
+    return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
 
 
-def tpu_attention(recipe: Recipe, mesh, q, k, v):
-    """Each device has its own examples and heads."""
-    rows = P(FSDP, TENSOR)
-    one = functools.partial(splash_attention, recipe)
-    one = jax.shard_map(
-        one, mesh=mesh, in_specs=(rows,) * 3, out_specs=rows, check_vma=False
-    )
-    y = one(*(x.swapaxes(1, 2) for x in (q * HEAD**-0.5, k, v)))
-    return y.swapaxes(1, 2)
-
-
-def gpu_attention(q, k, v):
+def cudnn_attention(q, k, v):
+    """Causal, by cuDNN; [batch, tokens, heads, channels] of one device."""
     how = {"is_causal": True, "implementation": "cudnn"}
-    return jax.nn.dot_product_attention(q, k, v, **how)
+    return jaxmem.ops.dot_product_attention(q, k, v, **how)
+
+
+def attention_of(recipe: Recipe, mesh) -> Callable:
+    """Each device has its own examples and heads."""
+    is_gpu = not recipe.chip.startswith("tpu")
+    one = cudnn_attention if is_gpu else functools.partial(splash_attention, recipe)
+    rows = P(FSDP, None, TENSOR)
+    spread = {"mesh": mesh, "in_specs": (rows,) * 3, "out_specs": rows}
+    return jax.shard_map(one, check_vma=False, **spread)
 
 
 # -- layers
@@ -261,8 +261,7 @@ def step_of(recipe: Recipe) -> Made:
     mesh = jaxmem.target_mesh(recipe.chip, shape, (FSDP, TENSOR))
     where = NamedSharding(mesh, P(FSDP))
     keep = lambda x: jax.lax.with_sharding_constraint(x, where)
-    is_tpu = recipe.chip.startswith("tpu")
-    core = functools.partial(tpu_attention, recipe, mesh) if is_tpu else gpu_attention
+    core = attention_of(recipe, mesh)
     tx = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(3e-5, b2=0.95, weight_decay=0.1)
     )
