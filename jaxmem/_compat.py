@@ -429,8 +429,10 @@ def _answer_for_absent_gpus() -> None:
     asked("check_cudnn_version", lambda have: _ABSENT_CUDNN)
     asked("check_compute_capability", lambda have, least: have >= version(least))
     asked("is_cuda_compute_capability_equal", lambda have, of: have == version(of))
-    # Those that say how they are partitioned ask for devices; these do not.
-    for plain in (fused._dot_product_attention_fwd_p, fused._dot_product_attention_bwd_p):
+    # JAX asks for the devices that these are spread over, as it need not where each
+    # device has its own, in a `shard_map`.
+    for kind in ("fwd_p", "fwd_p_wrapper", "bwd_p", "bwd_p_wrapper"):
+        plain = getattr(fused, f"_dot_product_attention_{kind}")
         dispatch.prim_requires_devices_during_lowering.discard(plain)
 
 
