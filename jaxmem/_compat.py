@@ -412,6 +412,7 @@ def absent_gpu(capability: tuple[int, int] | None):
 
 @functools.cache
 def _answer_for_absent_gpus() -> None:
+    from jax._src import dispatch
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     def asked(name, answer):
@@ -428,6 +429,11 @@ def _answer_for_absent_gpus() -> None:
     asked("check_cudnn_version", lambda have: _ABSENT_CUDNN)
     asked("check_compute_capability", lambda have, least: have >= version(least))
     asked("is_cuda_compute_capability_equal", lambda have, of: have == version(of))
+    # JAX asks for the devices that these are spread over, as it need not where each
+    # device has its own, in a `shard_map`.
+    for kind in ("fwd_p", "fwd_p_wrapper", "bwd_p", "bwd_p_wrapper"):
+        plain = getattr(fused, f"_dot_product_attention_{kind}")
+        dispatch.prim_requires_devices_during_lowering.discard(plain)
 
 
 def cudnn_attention(form: Any, scale: float, arrays: dict) -> tuple:

@@ -46,7 +46,9 @@ class Rates:
         between: share of the products' rate that a kernel reaches which has
             exponentials between its products.
         host: bytes per second to and from the host's memory.
-        link: bytes per second to other chips.
+        link: bytes per second to other chips; of a TPU along one axis of its torus.
+        axes: of that torus; one for a GPU, whose links go to a switch.
+        ring: devices from which an axis closes to a ring.
         hop: seconds that a collective takes beside its bytes, for each device.
         processors: how many tiles of a product run at once; of a TPU's core the
             matrix units, which share the sums of a product.
@@ -78,6 +80,8 @@ class Rates:
     between: float
     host: float
     link: float
+    axes: int
+    ring: int
     hop: float
     processors: int
     tiles: tuple[tuple[int, int], ...]
@@ -117,6 +121,7 @@ _TPUS = {
     "v5p": (1.75, 128, 8, 256, 0.7),
     "v6e": (1.75, 256, 4, 600, 0.95),
 }
+_RINGS = {2: 16, 3: 4}  # axes of a torus -> devices of one that closes; data sheets
 _LANES = 8 * 128  # of a vector unit
 _SLOTS = 4  # vector instructions a cycle; XLA's own cycles: threefry
 _TPU_WINDOW = 2**17  # elements; XLA's own cycles: conversions, broadcasts
@@ -160,6 +165,8 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         between=_GPU_BETWEEN,
         host=_HOST * machine.host,
         link=_LINK * machine.link,
+        axes=1,
+        ring=1,
         hop=_HOP,
         processors=gpu.cores,
         tiles=_GPU_TILES,
@@ -169,6 +176,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
 def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
     ghz, side, units, loaded, share = _TPUS[tpu.name]
     machine, clock = chip.machine, ghz * 1e9
+    axes = len(tpu.slices[0].split("x"))
     vector = tpu.cores * _LANES * clock
     return Rates(
         clock=clock,
@@ -195,6 +203,8 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         between=_TPU_BETWEEN,
         host=_HOST * machine.host,
         link=_LINK * machine.link,
+        axes=axes,
+        ring=_RINGS[axes],
         hop=_TPU_HOP,
         processors=units // tpu.cores,
         tiles=((side, side),),

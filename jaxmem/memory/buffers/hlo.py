@@ -21,6 +21,9 @@ _ELEMENT = re.compile(r"get-tuple-element\([^%]*%([\w.\-]+)\), index=(\d+)")
 # Newer XLA writes `%x#2` where older wrote a get-tuple-element instruction.
 _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[\w.\-]+)')
+_METADATA = re.compile(r"(?<!\w)metadata=\{")
+# What a Pallas kernel says of itself, which XLA writes in lines of their own.
+_OF_KERNEL = re.compile(r"kernel_metadata=\{\n(?:\"[^\n]*\n)*\}")
 _PARTITIONS = re.compile(r"^HloModule .*num_partitions=(\d+)", re.MULTILINE)
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
@@ -63,12 +66,10 @@ class Instruction:
     @cached_property
     def metadata(self) -> dict[str, str]:
         """op_name, stack_frame_id, source_file and the like."""
-        start = self.attributes.find("metadata={")
-        if start < 0:
+        start = _METADATA.search(self.attributes)
+        if start is None:
             return {}
-        pairs = _FIELD.findall(
-            _balanced(self.attributes, start + len("metadata="), "{}")
-        )
+        pairs = _FIELD.findall(_balanced(self.attributes, start.end() - 1, "{}"))
         return {key: value.strip('"').replace("\\'", "'") for key, value in pairs}
 
     @property
@@ -199,6 +200,8 @@ def parse_hlo(text: str) -> Hlo:
     hlo, computation, table = Hlo(), "", None
     if partitions := _PARTITIONS.search(text):
         hlo.devices = int(partitions.group(1))
+    if "kernel_metadata={\n" in text:
+        text = _OF_KERNEL.sub(lambda found: found.group().replace("\n", ""), text)
     for line in text.splitlines():
         if line.startswith("  "):
             _index_line(hlo, computation, line)

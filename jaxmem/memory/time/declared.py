@@ -3,6 +3,7 @@
 Pallas writes them into the call's configuration: on TPUs, and on GPUs from jax 0.12 on.
 With any jax they stand among the call's attributes if it is made under
 `jax.experimental.xla_metadata.set_xla_metadata(flops=..., transcendentals=...)`.
+Kernels of JAX's own that declare nothing are known by their names.
 """
 
 import re
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.time.reading import inside
+from jaxmem.memory.time.splash import splash_cost
 
 # `flops="1"`, `"flops":"1"`, and in a string of a configuration `\22flops\22: 1`
 _FIELDS = {
@@ -44,9 +46,12 @@ def declared_of(hlo: Hlo, made: Instruction) -> Declared | None:
     if made.opcode != "custom-call":
         return None
     found = {name: one.search(made.attributes) for name, one in _FIELDS.items()}
-    if not any(found.values()):
-        return None
     flops, special, size = (int(one.group(1)) if one else 0 for one in found.values())
+    if not any(found.values()):
+        known = splash_cost(hlo, made)
+        if known is None:
+            return None
+        flops, special = known
     operands = [a for name in made.operands for a in arrays_of(hlo.shape_of(name))]
     largest = max(operands, key=lambda array: array.bytes, default=None)
     return Declared(flops, special, size, largest.bits if largest else 16)

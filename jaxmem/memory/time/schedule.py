@@ -7,17 +7,20 @@ the same link.
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxmem.chips import Rates
-from jaxmem.memory.buffers.collectives import KINDS, collective_of
+from jaxmem.memory.buffers.collectives import KINDS, Collective, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.buffers.trips import trips
 from jaxmem.memory.time.arithmetic import Arithmetic, arithmetic_of
 from jaxmem.memory.time.declared import declared_of
 from jaxmem.memory.time.emitters import access_of
+from jaxmem.memory.time.links import links_of
 from jaxmem.memory.time.products import called_targets, products_of
-from jaxmem.memory.time.reading import elements_of, layout
+from jaxmem.memory.time.reading import elements_of, inside, layout
 from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
 
@@ -27,7 +30,10 @@ _NOTHING = frozenset(
 )
 _COSTED = ("__cublas$", "__cudnn$", "__gpu$TopK")  # the calls whose work is known
 _MOVED = frozenset("dynamic-slice dynamic-update-slice slice custom-call".split())
-_EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
+_EMPTY = (
+    *("AllocateBuffer", "ConcatBitcast", "Sharding"),
+    "annotate_device_placement",
+)
 
 
 @dataclass(frozen=True)
@@ -135,8 +141,24 @@ class _Clock:
             if not target.startswith(_COSTED) and work.declared is None:
                 self.found.unknown_calls.append(made.name)
         took, bound = seconds(work, self.rates, self._cached(made, work))
+        for sent in self._sent_within(made):
+            took, bound = max((took, bound), (sent, "collective"))
         counted = work.flops, work.traffic.bytes, work.repeated_flops
         self._kernel(made, times, took, bound, *counted)
+
+    def _sent_within(self, made: Instruction) -> Iterator[float]:
+        """Seconds of the collectives of a fusion, which its kernel runs beside.
+
+        A TPU's reduce-scatter is a fusion of an all-reduce and its slice.
+        """
+        if made.opcode != "fusion":
+            return
+        for one in inside(self.hlo, made):
+            if one.opcode in KINDS:
+                found = self._collective_of(one)
+                if found.kind == "all-reduce" and _bytes_of(made) < found.bytes:
+                    found = dataclasses.replace(found, kind="reduce-scatter")
+                yield self._sending(found)
 
     def _is_small(self, made: Instruction) -> bool:
         """Whether it is no kernel: an operation by itself on a few numbers."""
@@ -170,10 +192,17 @@ class _Clock:
         self.found.kernels.append(one)
 
     def _collective(self, made: Instruction) -> tuple[float, Bound, float, int]:
-        one = collective_of(self.hlo, made, self.hlo.devices)
-        ring = 2 * (one.devices - 1) if one.kind == "all-reduce" else one.devices - 1
-        took = one.sent_once / self.rates.link + max(1, ring) * self.rates.hop
-        return took, "collective", 0.0, one.bytes
+        one = self._collective_of(made)
+        return self._sending(one), "collective", 0.0, one.bytes
+
+    def _collective_of(self, made: Instruction) -> Collective:
+        return collective_of(self.hlo, made, self.hlo.devices)
+
+    def _sending(self, one: Collective) -> float:
+        """Seconds of a collective by itself."""
+        links = links_of(one.devices, self.hlo.devices, self.rates)
+        times = 2 if one.kind == "all-reduce" else 1
+        return one.sent_once / links.rate + times * links.steps * self.rates.hop
 
     def _begin(self, made: Instruction, times: float) -> None:
         """Something that goes on beside the kernels until its end is waited for.
@@ -211,6 +240,11 @@ class _Clock:
         waited = max(0.0, end - self.clock)
         if waited or size:
             self._kernel(made, times, waited, bound, 0.0, size)
+
+
+def _bytes_of(made: Instruction) -> int:
+    """Of what an instruction makes."""
+    return sum(one.bytes for one in arrays_of(made.shape))
 
 
 def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
