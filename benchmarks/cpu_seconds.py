@@ -8,7 +8,6 @@ and the text of each compiled step its seconds are predicted as for any chip, an
 steps are timed in turn. Nothing is fitted to the steps. The machine should be idle.
 """
 
-import functools
 import math
 import statistics
 import time

@@ -18,7 +18,6 @@ import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from jaxmem import _compat
 from jaxmem.ops.attention.block import Extras, Rules
@@ -138,8 +137,7 @@ def _backward(rules: Rules):
 def _run_forward(rules: Rules, arrays: dict) -> tuple:
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     form = form_of(rules, q, k)
-    with _told(form, q, products=2):
-        o, (total,) = _kernel(form)(_folded(_scaled(rules, q)), _folded(k), _folded(v))
+    o, (total,) = _kernel(form)(_folded(_scaled(rules, q)), _folded(k), _folded(v))
     total = total.reshape(q.shape[0], q.shape[2], q.shape[1])
     return _unfolded(o, q), total
 
@@ -149,8 +147,7 @@ def _run_backward(rules: Rules, arrays: dict) -> dict[str, Any]:
     scaled = arrays | {"q": _scaled(rules, arrays["q"])}
     found = {name: _folded(scaled[name]) for name in "qkvog"}
     found["total"] = arrays["total"].reshape(form.heads, form.queries)
-    with _told(form, arrays["q"], products=3.5):  # two kernels with seven
-        grads = _compat.splash_attention_grads(_kernel(form), **found)
+    grads = _compat.splash_attention_grads(_kernel(form), **found)
     grads = {x: _unfolded(y, arrays[x]) for x, y in zip("qkv", grads, strict=True)}
     return grads | {"q": _scaled(rules, grads["q"])}
 
@@ -168,16 +165,6 @@ def _unfolded(x, like):
     """[b n, t, h] as [b, t, n, h], the shape of `like`."""
     b, t, n, h = like.shape
     return jnp.swapaxes(x.reshape(b, n, t, h), 1, 2)
-
-
-def _told(form: SplashForm, q, products: float):
-    """A context that declares the cost of a kernel, for predicted seconds."""
-    pairs = form.heads * form.queries * form.keys
-    left, right = form.window or (None, None)
-    seen = 1.0 if left is None else min(1.0, (left + 1) / form.keys)
-    pairs = int(pairs * min(seen, 0.5 if right == 0 else 1.0))
-    flops = int(2 * products * pairs * q.shape[-1])
-    return set_xla_metadata(flops=flops, transcendentals=pairs)
 
 
 # -- the kernels' lists of blocks

@@ -136,10 +136,10 @@ def scanned(q, k, v):
 
 
 def products_in(fn, *args):
-    """Products of logits' size that a step does, with half of each masked away."""
+    """Products of logits' size that a step does; all are in one block here."""
     report = jaxmem.estimate(fn, *args, target="tpu-v5e")
     b, t, n, h = Q.shape
-    return report.time.flops / (2 * b * n * h * t * t / 2)
+    return report.time.flops / (2 * b * n * h * t * t)
 
 
 @needs_tpu
@@ -167,4 +167,4 @@ def test_compiled_for_a_tpu(name, products):
 @needs_tpu
 def test_xla_where_it_is_asked_for():
     grad = jax.grad(partial(loss, implementation="xla"), (0, 1, 2))
-    assert products_in(grad, Q, Q, Q) == pytest.approx(2 * 7, rel=0.01)
+    assert products_in(grad, Q, Q, Q) == pytest.approx(7, rel=0.01)
