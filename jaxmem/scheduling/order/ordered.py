@@ -74,8 +74,8 @@ def _ordered(level: Level, config: OperationOrder) -> Ordered:
     if level.loop is None and config.planned:
         return Ordered(_in_planned_order(level))
     if level.compared:
-        return Ordered(in_order(closed, aliases))
-    jaxpr, notes = clearly_ordered(closed, aliases)
+        return Ordered(in_order(closed, aliases, level.spreads))
+    jaxpr, notes = clearly_ordered(closed, aliases, level.spreads)
     return Ordered(jaxpr, notes=tuple(notes))
 
 
@@ -140,17 +140,20 @@ def sequences(
 ERROR = 0.5
 
 
-def clearly_ordered(closed, aliases: Mapping[int, int]) -> tuple[Any, list[str]]:
+def clearly_ordered(
+    closed, aliases: Mapping[int, int], spreads: InputSpreads | None = None
+) -> tuple[Any, list[str]]:
     """(the jaxpr, in order where that gains clearly; what the plan says if not)."""
     # No compiler can be asked without a target, and barriers may cost: they keep XLA
     # from fusing. So the graph must show a larger gain than it may be off by.
     # The step may be compiled as it is written, where updates wait for the end of the
     # backward pass: that is what order saves. XLA often finds a better order by itself,
     # in which barriers must not be larger either.
-    ordered = in_order(closed, aliases)
+    ordered = in_order(closed, aliases, spreads)
     if ordered is closed:
         return closed, []
-    graphs = [operations_of(one, aliases) for one in (closed, ordered)]
+    both = closed, ordered
+    graphs = [operations_of(one, aliases, spreads=spreads) for one in both]
     before, after = (peak(one.graph) for one in graphs)
     xla, held = (compiled_peak(as_compiled(one)) for one in graphs)
     if before - after > ERROR * before and held <= xla:

@@ -5,10 +5,8 @@ the backward pass, and keeps all of them until then. Here a barrier after the up
 a parameter takes the updated state and the cotangent that flows on.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +14,9 @@ import jax.numpy as jnp
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
+from jaxmem.ir.shards import WHOLE, InputSpreads, Spreads
 
 _UPDATE = ELEMENTWISE | frozenset(
     "broadcast_in_dim reshape sharding_constraint squeeze transpose".split()
@@ -39,12 +39,26 @@ class Update:
     def ready(self) -> int:
         return max(self.own, self.number)
 
+    def add(self, other: "Update") -> None:
+        """Takes what another one makes of the same gradients."""
+        self.eqns |= other.eqns
+        self.leaves |= other.leaves
+        self.outs += other.outs
+        self.apart += other.apart
+        self.own = max(self.own, other.own)
+        self.number = max(self.number, other.number)
 
-def in_order(closed, aliases: Mapping[int, int]):
-    """The jaxpr with a barrier after each large update that more gradients follow."""
+
+def in_order(closed, aliases: Mapping[int, int], given: InputSpreads | None = None):
+    """The jaxpr with a barrier after each large update that more gradients follow.
+
+    `given`: how the inputs are spread over devices.
+    """
     graph = JaxprGraph(closed)
-    updates = filter(_is_in_place, updates_of(graph, aliases))
-    updates = sorted(updates, key=lambda u: u.ready)
+    found = updates_of(graph, aliases)
+    spreads = spreads_in(closed, given) if found else WHOLE
+    updates = [update for update in found if _is_in_place(update, spreads)]
+    updates.sort(key=lambda u: u.ready)
     ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, aliases)}
     if not ties:
         return closed
@@ -65,44 +79,40 @@ def in_order(closed, aliases: Mapping[int, int]):
 
 def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
     """One for each set of outputs that are made of the same gradient."""
-    found: list[Update] = []
-    made_by = functools.cache(partial(_made_by, graph))  # a number is read by them all
-    for o, out in enumerate(graph.outvars):
-        new = _update(graph, out, o in aliases, made_by)
-        if new is None:
-            continue
-        for old in [u for u in found if u.leaves & new.leaves]:
-            found.remove(old)
-            new = _both(old, new)
-        found.append(new)
-    return found
+    made_by = _made_by(graph)
+    update_of = lambda o, v: _update(graph, v, o in aliases, made_by)
+    parts = (update_of(o, v) for o, v in enumerate(graph.outvars))
+    found = [update for update in parts if update is not None]
+    root = list(range(len(found)))
+    first: dict[Any, int] = {}  # of a gradient, the place of who starts from it
+
+    def root_of(k: int) -> int:
+        while root[k] != k:
+            root[k] = root[root[k]]
+            k = root[k]
+        return k
+
+    for k, update in enumerate(found):
+        for v in update.leaves:
+            a, b = root_of(k), root_of(first.setdefault(v, k))
+            root[max(a, b)] = min(a, b)
+    for k, update in enumerate(found):
+        if root[k] != k:
+            found[root_of(k)].add(update)
+    return [update for k, update in enumerate(found) if root[k] == k]
 
 
-def _is_in_place(update: Update) -> bool:
+def _is_in_place(update: Update, spreads: Spreads) -> bool:
     """Whether it frees the gradients' memory: what it makes has none of its own."""
     # State that is not donated has memory of its own from the beginning, in which the
     # gradient can lie as long as the update waits: then nothing is put in order.
     some = len(update.apart) < len(update.outs)
-    return some and _bytes(update.apart) < _bytes(update.leaves)
-
-
-def _both(a: Update, b: Update) -> Update:
-    return Update(
-        a.eqns | b.eqns,
-        a.outs + b.outs,
-        a.apart + b.apart,
-        a.leaves | b.leaves,
-        max(a.own, b.own),
-        max(a.number, b.number),
-    )
-
-
-def _bytes(variables: Iterable[Any]) -> int:
-    return sum(map(size_of, variables))
+    size = lambda variables: sum(map(spreads.bytes_of, variables))
+    return some and size(update.apart) < size(update.leaves)
 
 
 def _update(
-    graph: JaxprGraph, out, is_aliased: bool, made_by: Callable[[Any], int]
+    graph: JaxprGraph, out, is_aliased: bool, made_by: Mapping[Any, int]
 ) -> Update | None:
     if not is_var(out):
         return None
@@ -111,7 +121,8 @@ def _update(
         v = todo.pop()
         i = graph.maker.get(v)
         moves = i is not None and graph.eqns[i].primitive.name in _UPDATE
-        if i is not None and moves and not graph.is_given(v):
+        # a number may be read by every update: what it is made of is followed once
+        if v.aval.ndim and moves and not graph.is_given(v):
             if i not in eqns:
                 eqns.add(i)
                 todo += filter(is_var, graph.eqns[i].invars)
@@ -123,20 +134,23 @@ def _update(
         return None
     # in place means after the last reader of the old state: the backward pass itself
     old = [u for v in arrays - gradients for u in graph.users.get(v, ())]
-    own = max([*(i for i in old if i not in eqns), *map(made_by, gradients)])
-    number = max(map(made_by, leaves - arrays), default=-1)
+    own = max([*(i for i in old if i not in eqns), *(made_by[v] for v in gradients)])
+    number = max((made_by.get(v, -1) for v in leaves - arrays), default=-1)
     apart = [] if is_aliased else [out]
     return Update(eqns, [out], apart, gradients, own, number)
 
 
-def _made_by(graph: JaxprGraph, v) -> int:
-    """When a leaf can be there: a number waits for the arrays that it is made of."""
-    if v not in graph.maker:
-        return -1
-    if v.aval.ndim:
-        return graph.maker[v]
-    cone = graph.cone([v])
-    return max((i for i in cone if _reads_arrays(graph.eqns[i])), default=-1)
+def _made_by(graph: JaxprGraph) -> dict[Any, int]:
+    """When a variable can be there: a number waits for the arrays that it is made of.
+
+    -1 for a number that is made of no array.
+    """
+    known: dict[Any, int] = {}
+    for i, eqn in enumerate(graph.eqns):
+        waits = (known.get(v, -1) for v in filter(is_var, eqn.invars))
+        number = i if _reads_arrays(eqn) else max(waits, default=-1)
+        known.update((v, i if v.aval.ndim else number) for v in eqn.outvars)
+    return known
 
 
 def _reads_arrays(eqn) -> bool:
@@ -149,7 +163,7 @@ def _ties(
     """What the backward pass goes on with after each large update."""
     inside = {i for u in updates for i in u.eqns}
     for update in updates:
-        if _bytes(update.outs) < LARGE:
+        if sum(map(size_of, update.outs)) < LARGE:
             continue
         rest = _rest(graph, update, updates, aliases) - inside
         for i in sorted(i for i in rest if i > update.ready):

@@ -1,6 +1,8 @@
 """What a plan says in sentences: what was left as it was, and why."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxmem import _compat
@@ -91,11 +93,14 @@ def held_up(
     """A sentence for each operation that updates outside of loops wait for."""
     graph = JaxprGraph(closed)
     updates = updates_of(graph, aliases)
+    owns = sorted(u.own for u in updates)
+    of_number = defaultdict(list)
+    for update in updates:
+        of_number[update.number].append(update)
     loops = (e for e in graph.eqns if e.primitive.name in LOOPS)
     instead = "" if any(map(is_transposed, loops)) else _INSTEAD
-    for i in sorted({u.number for u in updates}):
-        those = [u for u in updates if u.number == i]
-        if any(_waits(u, updates) for u in those):
+    for i, those in sorted(of_number.items()):
+        if any(_waits(u, owns) for u in those):
             waiting = _outside_loops(graph, (v for u in those for v in u.leaves))
             if waiting:
                 what = f"wait for {named(graph.eqns[i])}"
@@ -108,9 +113,12 @@ def held_up(
             yield _described(waiting, what, spreads)
 
 
-def _waits(update: Update, updates: Iterable[Update]) -> bool:
-    """Whether the number it needs is made of gradients that come after its own."""
-    return any(update.own < u.own <= update.number for u in updates)
+def _waits(update: Update, owns: Sequence[int]) -> bool:
+    """Whether the number it needs is made of gradients that come after its own.
+
+    `owns`: when those of all updates are there, in order.
+    """
+    return bisect_right(owns, update.own) < bisect_right(owns, update.number)
 
 
 def _taken_at_once(graph: JaxprGraph) -> Iterator[tuple[int, set[Any]]]:
