@@ -1,4 +1,4 @@
-"""The figures of docs/time.md: predicted seconds beside an H200's and XLA's own."""
+"""The figures of docs/time.md: predicted seconds beside measured ones and XLA's own."""
 
 from benchmarks._figures_of import Row, figures, rows, table
 
@@ -65,3 +65,25 @@ def by_step_of_tpus() -> str:
 def furthest_of_tpus() -> str:
     """Of all steps for TPUs the largest difference to XLA's own, in percent."""
     return f"{100 * max(abs(float(row['ratio']) - 1) for row in of_xla()):.0f}"
+
+
+MAKERS = ("tpu-recipes", "JAX-Toolbox", "maxtext")  # of recipes, in addresses
+
+
+@figures("time, published")
+def by_published_step() -> str:
+    """Steps that others have timed, with the addresses of their figures."""
+    head = ("chip", "step", "source", "published s", "predicted s", "ratio")
+    lines = []
+    for row in rows("published"):
+        maker = next(name for name in MAKERS if name in row["source"])
+        cells = {**row, "source": f"[{maker}]({row['source']})"}
+        lines.append(tuple(cells[name] for name in head))
+    return table((*head[:-1], "predicted / published"), lines)
+
+
+@figures("time, published within")
+def how_many_are_near() -> str:
+    """How many of them are predicted to within a quarter."""
+    found = [abs(float(row["ratio"]) - 1) <= 0.25 for row in rows("published")]
+    return f"{sum(found)} of {len(found)}"

@@ -48,8 +48,57 @@ DOTS = (*QKV, "out_proj", "mlpwo")
 MINIMAL = (*DOTS, "mlpwi_0", "mlpwi_1", "mlpwi")
 INPUT = ("decoder_layer_input",)
 
+# Of libtpu, as the recipes group them, but for three that it has no longer.
 _VMEM = {"xla_tpu_scoped_vmem_limit_kib": "98304"}
-_LARGE = {"blocks": 2048, "one_pass": True, "options": _VMEM}
+_GATHERS = dict.fromkeys(
+    (
+        "xla_tpu_enable_async_collective_fusion",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
+        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+        "xla_tpu_overlap_compute_collective_tc",
+        "xla_enable_async_all_gather",
+    ),
+    "true",
+)
+_DATA = dict.fromkeys(
+    (
+        "xla_tpu_enable_data_parallel_all_reduce_opt",
+        "xla_tpu_data_parallel_opt_different_sized_ops",
+    ),
+    "true",
+)
+_SCATTERS = {
+    "xla_tpu_use_minor_sharding_for_major_trivial_input": "true",
+    "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": "1",
+    "xla_tpu_assign_all_reduce_scatter_layout": "true",
+}
+_SPARSE = {
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "false",
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
+    "xla_tpu_enable_all_reduce_offload_tracing": "true",
+    "xla_tpu_use_tc_device_shape_on_sc": "true",
+}
+_OFFLOADS = {
+    "xla_tpu_enable_all_experimental_scheduler_features": "true",
+    "xla_tpu_enable_scheduler_memory_pressure_tracking": "true",
+    "xla_tpu_host_transfer_overlap_limit": "24",
+    "xla_tpu_aggressive_opt_barrier_removal": "ENABLED",
+    "xla_lhs_prioritize_async_depth_over_stall": "ENABLED",
+    "xla_tpu_enable_ag_backward_pipelining": "true",
+    "xla_should_allow_loop_variant_parameter_in_chain": "ENABLED",
+    "xla_should_add_loop_invariant_op_in_chain": "ENABLED",
+    "xla_max_concurrent_host_send_recv": "100",
+    "xla_tpu_scheduler_percent_shared_memory_limit": "100",
+    "xla_latency_hiding_scheduler_rerun": "2",
+}
+_WHOLE = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+_V5P = {
+    "xla_tpu_megacore_fusion_allow_ags": "false",
+    "xla_enable_async_collective_permute": "true",
+    "xla_tpu_enable_ag_backward_pipelining": "true",
+}
+_OVERLAPPED = _VMEM | _GATHERS | _DATA | _SCATTERS | _OFFLOADS
+_LARGE = {"blocks": 2048, "one_pass": True}
 _GPU = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_all_gather_combine_threshold_bytes": "1073741824",
@@ -92,52 +141,77 @@ def v6e(devices: int, model: Model, batch: int, offloaded: tuple[str, ...], **mo
 
 STEPS: Mapping[str, Published] = {
     "Llama-3.1-8B, 8 chips, 3 x 8192": Published(
-        v6e(8, LLAMA_3_8B, 3, (*INPUT, *QKV, "out_proj")),
+        v6e(
+            *(8, LLAMA_3_8B, 3, (*INPUT, *QKV, "out_proj")),
+            options=_OVERLAPPED | _SPARSE | _WHOLE,
+        ),
         _RECIPES + "trillium/Llama3.1-8B-MaxText/v6e-8",
         seconds=3.443,
     ),
     "Llama-3.1-8B, 256 chips, 4 x 8192": Published(
-        v6e(256, LLAMA_3_8B, 4, (*INPUT, *QKV, "out_proj")),
+        v6e(
+            *(256, LLAMA_3_8B, 4, (*INPUT, *QKV, "out_proj")),
+            options=_OVERLAPPED | _SPARSE,
+        ),
         _RECIPES + "trillium/Llama3.1-8B-MaxText/v6e-256",
         seconds=4.546,
     ),
     "Mistral-7B, 8 chips, 6 x 8192": Published(
-        v6e(8, MISTRAL_7B, 6, (*INPUT, *QKV, "out_proj")),
+        v6e(
+            *(8, MISTRAL_7B, 6, (*INPUT, *QKV, "out_proj")),
+            options=_OVERLAPPED | _SPARSE | _WHOLE,
+        ),
         _RECIPES + "trillium/Mistral-7B-MaxText",
         seconds=6.320,
     ),
     "Llama-2-70B, 256 chips, 2 x 4096": Published(
-        v6e(256, LLAMA_2_70B, 2, QKV, tokens=4096, blocks=1024, one_pass=False),
+        v6e(
+            *(256, LLAMA_2_70B, 2, QKV),
+            tokens=4096,
+            blocks=1024,
+            one_pass=False,
+            options=_VMEM | _GATHERS | _SPARSE,
+        ),
         _RECIPES + "trillium/Llama2-70B-MaxText",
         seconds=9.052,
     ),
     "Llama-3.1-70B, 32 chips, 2 x 8192": Published(
-        v6e(32, LLAMA_3_70B, 2, (*INPUT, *QKV), stored=jnp.bfloat16),
+        v6e(
+            *(32, LLAMA_3_70B, 2, (*INPUT, *QKV)),
+            stored=jnp.bfloat16,
+            options=_OVERLAPPED | _WHOLE,
+        ),
         _RECIPES + "trillium/Llama3.1-70B-MaxText/v6e-32",
         seconds=17.790,
     ),
     "Llama-3.1-70B, 256 chips, 5 x 8192": Published(
-        v6e(256, LLAMA_3_70B, 5, (*INPUT, *QKV)),
+        v6e(256, LLAMA_3_70B, 5, (*INPUT, *QKV), options=_OVERLAPPED),
         _RECIPES + "trillium/Llama3.1-70B-MaxText/v6e-256",
         seconds=42.656,
     ),
     "Llama-2-70B, 512 chips, 4 x 4096": Published(
-        Recipe("tpu-v5p", 512, LLAMA_2_70B, 4, 4096, DOTS),
+        Recipe(
+            "tpu-v5p", 512, LLAMA_2_70B, 4, 4096, DOTS, options=_GATHERS | _DATA | _V5P
+        ),
         _TIERS,
         tokens=692,
     ),
     "MaxText's 32B, 64 chips, 6 x 2048": Published(
-        Recipe("tpu-v5p", 64, MAXTEXT_32B, 6, 2048, MINIMAL, tensor=4),
+        Recipe(
+            *("tpu-v5p", 64, MAXTEXT_32B, 6, 2048, MINIMAL),
+            tensor=4,
+            options=_GATHERS | _DATA | _V5P,
+        ),
         _MAXTEXT + "tpu/v5p",
         flops=328e12,
     ),
     "MaxText's 16B, 256 chips, 6 x 2048": Published(
-        Recipe("tpu-v5e", 256, MAXTEXT_16B, 6, 2048),
+        Recipe("tpu-v5e", 256, MAXTEXT_16B, 6, 2048, options=_GATHERS | _DATA),
         _MAXTEXT + "tpu/v5e",
         flops=120e12,
     ),
     "MaxText's 32B, 256 chips, 4 x 2048": Published(
-        Recipe("tpu-v5e", 256, MAXTEXT_32B, 4, 2048),
+        Recipe("tpu-v5e", 256, MAXTEXT_32B, 4, 2048, options=_GATHERS | _DATA),
         _MAXTEXT + "tpu/v5e",
         flops=132e12,
     ),

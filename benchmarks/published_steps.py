@@ -259,7 +259,7 @@ def step_of(recipe: Recipe) -> Made:
     """A step of a recipe, and the shapes of its state and its tokens."""
     shape = recipe.devices // recipe.tensor, recipe.tensor
     mesh = jaxmem.target_mesh(recipe.chip, shape, (FSDP, TENSOR))
-    where = NamedSharding(mesh, P(FSDP))
+    where = NamedSharding(mesh, P(FSDP, None, TENSOR))
     keep = lambda x: jax.lax.with_sharding_constraint(x, where)
     core = attention_of(recipe, mesh)
     tx = optax.chain(

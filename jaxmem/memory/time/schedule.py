@@ -7,6 +7,7 @@ the same link.
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -134,6 +135,8 @@ class _Clock:
     def _compute(self, made: Instruction, times: float) -> None:
         if self._is_small(made):
             return
+        if self._continues(made, times):
+            return
         work = work_of(self.hlo, made)
         for target in called_targets(self.hlo, made):
             if target in _EMPTY:
@@ -146,6 +149,23 @@ class _Clock:
         counted = work.flops, work.traffic.bytes, work.repeated_flops
         self._kernel(made, times, took, bound, *counted)
 
+    def _continues(self, made: Instruction, times: float) -> bool:
+        """Whether it only begins or ends a collective that libtpu has in fusions.
+
+        Such a one goes on in the fusions of products between its start and its end.
+        """
+        targets = called_targets(self.hlo, made) if made.opcode == "fusion" else ()
+        begins, ends = (f"AsyncCollective{at}" in targets for at in ("Start", "Done"))
+        for one in inside(self.hlo, made) if begins or ends else ():
+            if one.opcode not in KINDS:
+                continue
+            if begins:
+                took, bound, _, size = self._collective(one)
+                self._under_way(_channel(one), took, bound, size)
+            else:
+                self._wait(made, times, _channel(one))
+        return begins or ends
+
     def _sent_within(self, made: Instruction) -> Iterator[float]:
         """Seconds of the collectives of a fusion, which its kernel runs beside.
 
@@ -154,7 +174,7 @@ class _Clock:
         if made.opcode != "fusion":
             return
         for one in inside(self.hlo, made):
-            if one.opcode in KINDS:
+            if one.opcode in KINDS and _channel(one) not in self.ends:
                 found = self._collective_of(one)
                 if found.kind == "all-reduce" and _bytes_of(made) < found.bytes:
                     found = dataclasses.replace(found, kind="reduce-scatter")
@@ -219,9 +239,12 @@ class _Clock:
             work = dataclasses.replace(work, loaded=0, alone=0)
             took, bound = seconds(work, self.rates)
             size = work.traffic.bytes + work.traffic.host
+        self._under_way(made.name, took, bound, size)
+
+    def _under_way(self, name: str, took: float, bound: Bound, size: int) -> None:
         start = max(self.clock, self.free.get(bound, 0.0))
         self.free[bound] = start + took
-        self.ends[made.name] = start + took, bound, size
+        self.ends[name] = start + took, bound, size
 
     def _begun(self, made: Instruction) -> Instruction:
         """What runs between a start and its end; a slice that XLA starts is copied."""
@@ -236,10 +259,19 @@ class _Clock:
 
     def _end(self, made: Instruction, times: float) -> None:
         start = made.operands[0].split("#")[0] if made.operands else ""
+        self._wait(made, times, start)
+
+    def _wait(self, made: Instruction, times: float, start: str) -> None:
         end, bound, size = self.ends.pop(start, (0.0, "memory", 0))
         waited = max(0.0, end - self.clock)
         if waited or size:
             self._kernel(made, times, waited, bound, 0.0, size)
+
+
+def _channel(made: Instruction) -> str:
+    """What the parts of one collective have in common."""
+    found = re.search(r"channel_id=(\d+)", made.attributes)
+    return found.group() if found else made.name
 
 
 def _bytes_of(made: Instruction) -> int:
