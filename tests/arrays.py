@@ -13,3 +13,8 @@ def array(values: Any, dtype: Any = None) -> jax.Array:
     thousands of them.
     """
     return jax.device_put(np.asarray(values, dtype))
+
+
+def ones(shape: int | tuple[int, ...] = (), dtype: Any = np.float32) -> jax.Array:
+    """As `jnp.ones`."""
+    return array(np.ones(shape, dtype))

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from jaxmem import optim
+from tests.arrays import ones
 from tests.bad_calls.call import (
     ARRAY,
     DTYPE,
@@ -74,5 +75,5 @@ CALLS = [
         {"blocks": ({"w": (1, 2)}, {"w": (1,)}, {"banana": (1, -1)})}, trace=True),
     Call("came of these parameters",
         lambda params: optim.scale_by_came().init(params), {"params": PARAMS},
-        {"params": ({"w": jnp.ones(2, jnp.int32)}, {"w": "x"})}, trace=True),
+        {"params": ({"w": ones(2, jnp.int32)}, {"w": "x"})}, trace=True),
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from flax import linen
 import jaxmem
 from jaxmem import planning, rewriting, scheduling
 from jaxmem.planning import Buffer, Graph, Operation, Value
+from tests.arrays import ones
 from tests.bad_calls.call import (
     COUNT,
     FLAG,
@@ -34,11 +35,11 @@ NO_GRAPH = (None, "x", BUFFERS)
 NO_BUFFERS = (None, 3, "x", ["x"], [(0, 1, 8)], (BUFFERS[0], BUFFERS[0]))
 ORDER = ("01", 3, (0,), (1, 0), (0, 0), (0.5, 1), (True, 1), (0, 1, 2), {})
 OFFSETS = {0: 0, 1: 8}
-CLOSED = jax.make_jaxpr(lambda x: jnp.tanh(x) * 2)(jnp.ones(3))
+CLOSED = jax.make_jaxpr(lambda x: jnp.tanh(x) * 2)(ones(3))
 OPERATIONS = scheduling.operations_of(CLOSED)
 THEIRS = tuple(range(len(OPERATIONS.graph.operations)))
 PATH = "buffers.csv"
-LINEAR = {"norm": {"scale": jnp.ones(2)}, "dense": {"kernel": jnp.ones((2, 3))}}
+LINEAR = {"norm": {"scale": ones(2)}, "dense": {"kernel": ones((2, 3))}}
 SAVE = ("banana", "", 0, 9, 1.5, True, ["output"])
 
 ORDERS = [
@@ -75,13 +76,13 @@ CALLS = [
         {"model": LINEAR, "norm": "norm", "into": "dense", "scale": np.ones(2)}, {
             "model": (None, 3, "x"), "norm": (None, 3, "", "nrom"),
             "into": (None, 3, "", "danse", [3], ()),
-            "scale": ("x", jnp.ones(3), {}), "bias": ("x", jnp.ones(3), jnp.ones(2)),
+            "scale": ("x", ones(3), {}), "bias": ("x", ones(3), ones(2)),
         }, unchecked=True),
     Call("rewrite", rewriting.rewrite, {"fn": jnp.tanh}, {
         "fn": FUNCTION, "patterns": (None, 3, "gelu", [3]),
         "on_report": FUNCTION_OR_NONE,
     }),
-    Call("find", lambda fn, **kw: rewriting.find(fn, jnp.ones(3), **kw),
+    Call("find", lambda fn, **kw: rewriting.find(fn, ones(3), **kw),
         {"fn": jnp.tanh}, {"fn": FUNCTION, "patterns": (None, 3, "gelu", [3])}),
     Call("auto_save", rewriting.auto_save, {"fn": jnp.tanh}, {
         "fn": FUNCTION, "on_choice": FUNCTION_OR_NONE,

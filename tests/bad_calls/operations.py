@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem import ops
+from tests.arrays import ones
 from tests.bad_calls.call import (
     COUNT,
     DTYPE,
@@ -20,23 +21,23 @@ from tests.bad_calls.call import (
     Call,
 )
 
-X = jnp.ones((2, 4))
-ROW = jnp.ones(4)
-KERNEL = jnp.ones((4, 6))
-INTS = jnp.ones((2, 4), jnp.int32)
-COMPLEX = jnp.ones((2, 4), jnp.complex64)
-IMAGE = jnp.ones((1, 6, 6, 3))
-QUERY = jnp.ones((1, 5, 2, 4))
+X = ones((2, 4))
+ROW = ones(4)
+KERNEL = ones((4, 6))
+INTS = ones((2, 4), jnp.int32)
+COMPLEX = ones((2, 4), jnp.complex64)
+IMAGE = ones((1, 6, 6, 3))
+QUERY = ones((1, 5, 2, 4))
 KEY = jax.random.key(0)
 
 FLOATS = (*NOT_ARRAY, INTS)
-PARAMETER = ("x", jnp.ones(3), {}, 1.0)
-RNG = (3, "key", jnp.ones(2), jax.random.split(KEY))
+PARAMETER = ("x", ones(3), {}, 1.0)
+RNG = (3, "key", ones(2), jax.random.split(KEY))
 IMPLEMENTATION = ("banana", "", 3, True, ["xla"])
 AXIS = ("x", 1.5, True, 2, -3, (), (0, 0), [0.5])
 BITS = (0, 9, 1.5, True, "x")  # where None or a Quantization may stand
 WORDS_OR_BITS = (None, 0, 9, 1.5, True, "banana", "", ["input"])
-MASK = ("x", jnp.ones((3, 3), bool), {}, jnp.ones((2, 4)))
+MASK = ("x", ones((3, 3), bool), {}, ones((2, 4)))
 SHARED = {"epsilon": (None, *NOT_NEGATIVE), "dtype": DTYPE}
 ACROSS = {"axis_name": (3, (), ("",), ["x", 1]), "axis_index_groups": (3, "x", [3])}
 
@@ -54,26 +55,26 @@ NORM = {"x": FLOATS, "scale": PARAMETER, "mask": MASK, **SHARED}
 LAYER = {
     **NORM, **ACROSS, "axis": (None, *AXIS), "feature_axis": AXIS,
     "save": WORDS_OR_BITS,
-    "save_rng": (3, "key", jnp.ones(2)), "implementation": IMPLEMENTATION,
+    "save_rng": (3, "key", ones(2)), "implementation": IMPLEMENTATION,
 }  # fmt: skip
 BATCH = {
     **NORM, **ACROSS, "bias": PARAMETER, "axis": (None, *AXIS),
     "use_fast_variance": FLAG, "mean": (ROW,), "var": (ROW,),
 }  # fmt: skip
 DROPOUT_ADD = {
-    "x": FLOATS, "residual": (*FLOATS, jnp.ones((2, 3))), "scale": PARAMETER, **SHARED,
+    "x": FLOATS, "residual": (*FLOATS, ones((2, 3))), "scale": PARAMETER, **SHARED,
     "rate": (None, *SHARE), "rng": RNG, "deterministic": FLAG,
     "save": (None, "banana", "", 0, True), "implementation": IMPLEMENTATION,
 }  # fmt: skip
 MERGE = {
-    "kernel": NOT_ARRAY, "bias": ("x", {}, jnp.ones(5)),
-    "scale": ("x", {}, jnp.ones(3), jnp.ones((4, 1))),
-    "shift": ("x", {}, jnp.ones(3), jnp.ones((4, 1))),
+    "kernel": NOT_ARRAY, "bias": ("x", {}, ones(5)),
+    "scale": ("x", {}, ones(3), ones((4, 1))),
+    "shift": ("x", {}, ones(3), ones((4, 1))),
 }  # fmt: skip
 PRODUCT = {
-    "x": (*NOT_ARRAY, jnp.ones((2, 3)), jnp.ones(())),
-    "kernel": (*NOT_ARRAY, jnp.ones((3, 6)), jnp.ones(())),
-    "bias": (*PARAMETER, jnp.ones((6, 1))), "dtype": DTYPE,
+    "x": (*NOT_ARRAY, ones((2, 3)), ones(())),
+    "kernel": (*NOT_ARRAY, ones((3, 6)), ones(())),
+    "bias": (*PARAMETER, ones((6, 1))), "dtype": DTYPE,
     "precision": ("banana", 3, [1]),
 }  # fmt: skip
 SIZES = (None, "x", 0, 1.5, True, (1,), (1, 2, 3), (1, 0), (1, 1.5))
@@ -85,10 +86,10 @@ CALLS = [
     }, trace=True),
     Call("silu+", ops.silu, {"x": X}, {"implementation": IMPLEMENTATION}, trace=True),
     Call("elu+", ops.elu, {"x": X}, {
-        "alpha": (None, "x", True, jnp.ones(3), float("nan"), INF),
+        "alpha": (None, "x", True, ones(3), float("nan"), INF),
     }, trace=True),
     Call("leaky_relu+", ops.leaky_relu, {"x": X}, {
-        "negative_slope": (None, "x", True, jnp.ones(3), float("nan"), INF),
+        "negative_slope": (None, "x", True, ones(3), float("nan"), INF),
     }, trace=True),
     Call("regelu2", ops.regelu2, {"x": X}, {"x": NOT_ARRAY}, trace=True),
     Call("resilu2", ops.resilu2, {"x": X}, {"x": NOT_ARRAY}, trace=True),
@@ -96,10 +97,10 @@ CALLS = [
         "x": NOT_ARRAY, "axis": (None, "x", 1.5, True, 2, -3, [0]),
     }, trace=True),
     Call("swiglu", ops.swiglu, {"gate": X, "up": X}, {
-        "gate": (*NOT_ARRAY, jnp.ones(3)), "up": (*NOT_ARRAY, jnp.ones(3)),
+        "gate": (*NOT_ARRAY, ones(3)), "up": (*NOT_ARRAY, ones(3)),
     }, trace=True),
     Call("geglu", ops.geglu, {"gate": X, "up": X}, {
-        "gate": (*NOT_ARRAY, jnp.ones(3)), "up": (*NOT_ARRAY, jnp.ones(3)),
+        "gate": (*NOT_ARRAY, ones(3)), "up": (*NOT_ARRAY, ones(3)),
         "approximate": (None, 3, "tanh"),
     }, trace=True),
     Call("layer_norm", ops.layer_norm, {"x": X}, {
@@ -144,11 +145,11 @@ CALLS = [
         "x": FLOATS, "axis": AXIS, "where": MASK,
     }, trace=True),
     Call("where", ops.where, {"condition": X > 0, "x": X, "y": X}, {
-        "condition": (*NOT_ARRAY, X), "x": (*FLOATS, jnp.ones((3, 3))),
-        "y": (*FLOATS, jnp.ones((3, 3))),
+        "condition": (*NOT_ARRAY, X), "x": (*FLOATS, ones((3, 3))),
+        "y": (*FLOATS, ones((3, 3))),
     }, trace=True),
     Call("max_pool", ops.max_pool, {"inputs": IMAGE, "window_shape": (2, 2)}, {
-        "inputs": (*NOT_ARRAY, jnp.ones((1, 6, 6, 3), jnp.int32), ROW),
+        "inputs": (*NOT_ARRAY, ones((1, 6, 6, 3), jnp.int32), ROW),
         "window_shape": (None, "x", 2, (), (0, 2), (1.5, 2), (99, 99), (2,) * 5),
         "strides": ("x", 2, (2,), (0, 2), (1.5, 2)),
         "padding": (None, "banana", 3, ((0, 0),), ((-1, 0),) * 2, ((0, 0.5),) * 2),
@@ -157,9 +158,9 @@ CALLS = [
         **PRODUCT, "axis": (None, *AXIS), "preferred_element_type": ("banana", 3.5),
         "save": BITS, "save_rng": (3, "key"),
     }, trace=True),
-    Call("conv", ops.conv, {"x": IMAGE, "kernel": jnp.ones((2, 2, 3, 5))}, {
-        "x": (*NOT_ARRAY, ROW, jnp.ones((1, 6, 6, 2))),
-        "kernel": (*NOT_ARRAY, ROW, jnp.ones((2, 2, 2, 5))),
+    Call("conv", ops.conv, {"x": IMAGE, "kernel": ones((2, 2, 3, 5))}, {
+        "x": (*NOT_ARRAY, ROW, ones((1, 6, 6, 2))),
+        "kernel": (*NOT_ARRAY, ROW, ones((2, 2, 2, 5))),
         "bias": PARAMETER, "strides": SIZES, "input_dilation": SIZES,
         "kernel_dilation": SIZES,
         "padding": (None, "banana", 1.5, True, (1,), ((1,),) * 2),
@@ -170,15 +171,15 @@ CALLS = [
     }, trace=True),
     Call("sampled_dense", ops.sampled_dense, {"x": X, "kernel": KERNEL, "key": KEY}, {
         **PRODUCT, "key": (None, *RNG), "budget": (None, *SHARE, 0, 0.0),
-        "method": (None, *WORD), "row_norms": ("x", {}, jnp.ones(3)),
+        "method": (None, *WORD), "row_norms": ("x", {}, ones(3)),
     }, trace=True),
     Call("velora_dense", ops.velora_dense,
-        {"x": X, "kernel": KERNEL, "projection": jnp.ones(2)}, {
+        {"x": X, "kernel": KERNEL, "projection": ones(2)}, {
             **PRODUCT, "scale": (None, "x", True, float("nan"), INF, [1.0]),
-            "projection": (*NOT_ARRAY, jnp.ones(3), jnp.ones((2, 2))),
+            "projection": (*NOT_ARRAY, ones(3), ones((2, 2))),
         }, trace=True),
     Call("velora_projection", ops.velora_projection, {"x": X, "groups": 2}, {
-        "x": (*NOT_ARRAY, jnp.ones(())), "groups": (None, *COUNT, 3),
+        "x": (*NOT_ARRAY, ones(())), "groups": (None, *COUNT, 3),
     }, trace=True),
     Call("embed", ops.embed, {"table": X, "ids": jnp.array([1])}, {
         "table": (*FLOATS, jnp.float32(1.0)),
@@ -188,16 +189,16 @@ CALLS = [
     Call("embedding_bag", ops.embedding_bag, {"table": X, "ids": jnp.array([1])}, {
         "table": (*FLOATS, jnp.float32(1.0)),
         "ids": (*NOT_ARRAY, X, 1, jnp.array([2]), jnp.zeros((2, 0), jnp.int32)),
-        "weights": ("x", {}, INTS, jnp.ones(2)), "mode": (None, *WORD),
+        "weights": ("x", {}, INTS, ones(2)), "mode": (None, *WORD),
         "out_of_range": ("banana", 3, True, ["clip"]),
     }),
     Call("merge_scale", ops.merge_scale,
-        {"kernel": KERNEL, "bias": jnp.ones(6)}, MERGE, trace=True),
+        {"kernel": KERNEL, "bias": ones(6)}, MERGE, trace=True),
     Call("unmerge_scale", ops.unmerge_scale,
-        {"kernel": KERNEL, "bias": jnp.ones(6)},
+        {"kernel": KERNEL, "bias": ones(6)},
         {**MERGE, "scale": (*MERGE["scale"], np.zeros(4, np.float32))}, trace=True),
     Call("stored", ops.stored, {"x": X}, {
-        "x": FLOATS, "save": (None, *BITS, [8]), "rng": (3, "key", jnp.ones(2)),
+        "x": FLOATS, "save": (None, *BITS, [8]), "rng": (3, "key", ones(2)),
     }, trace=True),
     Call("Quantization", ops.Quantization, {}, {
         "bits": (None, *COUNT, 9), "block_size": (None, *COUNT), "symmetric": FLAG,
@@ -205,10 +206,10 @@ CALLS = [
     Call("save_quantized", ops.save_quantized, {"fn": jnp.tanh}, {
         "fn": FUNCTION, "bits": (None, *COUNT, 9), "block_size": (None, *COUNT),
         "argnums": (None, "0", 1.5, True, (), [0.5]), "symmetric": FLAG,
-        "rng": (3, "key", jnp.ones(2)),
+        "rng": (3, "key", ones(2)),
     }),
     Call("elementwise", ops.elementwise, {"fn": jnp.tanh}, {
-        "fn": FUNCTION, "save": BITS, "rng": (3, "key", jnp.ones(2)),
+        "fn": FUNCTION, "save": BITS, "rng": (3, "key", ones(2)),
     }),
     Call("fewbit", ops.fewbit, {"fn": jnp.tanh, "bits": 1}, {
         "fn": FUNCTION, "bits": (None, *COUNT, 9),
@@ -224,15 +225,15 @@ CALLS = [
     }),
     Call("dot_product_attention", ops.dot_product_attention,
         {"query": QUERY, "key": QUERY, "value": QUERY}, {
-            "query": (*NOT_ARRAY, ROW, QUERY.astype(int), jnp.ones((1, 5, 2, 3))),
-            "key": (*NOT_ARRAY, ROW, jnp.ones((1, 5, 2, 3)), jnp.ones((1, 0, 2, 4))),
-            "value": (*NOT_ARRAY, ROW, jnp.ones((1, 5, 2, 3))),
-            "bias": ("x", {}, jnp.ones((3, 3)), jnp.ones((1,) * 5)),
-            "mask": ("x", {}, jnp.ones((3, 3), bool), jnp.ones((5, 5))),
+            "query": (*NOT_ARRAY, ROW, QUERY.astype(int), ones((1, 5, 2, 3))),
+            "key": (*NOT_ARRAY, ROW, ones((1, 5, 2, 3)), ones((1, 0, 2, 4))),
+            "value": (*NOT_ARRAY, ROW, ones((1, 5, 2, 3))),
+            "bias": ("x", {}, ones((3, 3)), ones((1,) * 5)),
+            "mask": ("x", {}, ones((3, 3), bool), ones((5, 5))),
             "scale": ("x", True, float("nan"), INF, [1.0]), "is_causal": FLAG,
-            "query_seq_lengths": ("x", jnp.ones(1), jnp.ones(3, jnp.int32)),
-            "key_value_seq_lengths": ("x", jnp.ones(1), jnp.ones(3, jnp.int32)),
-            "query_segment_ids": ("x", jnp.ones((1, 5)), jnp.ones((1, 4), jnp.int32)),
+            "query_seq_lengths": ("x", ones(1), ones(3, jnp.int32)),
+            "key_value_seq_lengths": ("x", ones(1), ones(3, jnp.int32)),
+            "query_segment_ids": ("x", ones((1, 5)), ones((1, 4), jnp.int32)),
             "local_window_size": ("x", 1.5, True, -1, (1,), (1, -1), (1, 1.5)),
             "dropout_rate": (None, *SHARE, 0.5), "dropout_rng": (3, "key"),
             "broadcast_dropout": FLAG, "deterministic": FLAG,
@@ -240,12 +241,12 @@ CALLS = [
         }, trace=True),
     Call("linear_cross_entropy", ops.linear_cross_entropy,
         {"x": X, "kernel": KERNEL, "labels": jnp.zeros(2, jnp.int32)}, {
-            "x": (*FLOATS, jnp.ones((2, 3)), jnp.ones(())),
-            "kernel": (*NOT_ARRAY, jnp.ones((3, 6)), jnp.ones(4), jnp.ones((4, 0))),
+            "x": (*FLOATS, ones((2, 3)), ones(())),
+            "kernel": (*NOT_ARRAY, ones((3, 6)), ones(4), ones((4, 0))),
             "labels": (*NOT_ARRAY, jnp.zeros(2), jnp.zeros(3, jnp.int32)),
             "bias": PARAMETER, "vocab_axis": (None, *NOT_INT, 2),
-            "ignore_index": NOT_INT, "where": ("x", jnp.ones(2), jnp.ones(3, bool)),
-            "weights": ("x", jnp.ones(3)), "label_smoothing": (None, *SHARE),
+            "ignore_index": NOT_INT, "where": ("x", ones(2), ones(3, bool)),
+            "weights": ("x", ones(3)), "label_smoothing": (None, *SHARE),
             "z_loss": (None, *NOT_NEGATIVE), "softcap": POSITIVE,
             "reduction": (None, *WORD), "return_lse": FLAG,
             "axis_name": (3, (), "", ["x", 1]), "dtype": DTYPE,

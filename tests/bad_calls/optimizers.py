@@ -7,6 +7,7 @@ import optax
 
 import jaxmem
 from jaxmem import optim
+from tests.arrays import ones
 from tests.bad_calls.call import (
     ARRAY,
     COUNT,
@@ -23,7 +24,7 @@ from tests.bad_calls.call import (
     Call,
 )
 
-PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+PARAMS = {"w": ones((2, 3)), "b": ones(3)}
 ADAMA = optim.adama(0.1)
 ADAM = optax.adam(0.1)
 STATE = ADAMA.init(PARAMS)
@@ -44,7 +45,7 @@ RULE = {
 EACH = {name: RULE[name] for name in ("b1", "b2", "eps", "eps_root")}
 SEED = (None, -1, 2**32, 2.5)
 MODES = {
-    "micro_batches": (None, *COUNT, jnp.ones((2,), jnp.int32), jnp.float32(2.0)),
+    "micro_batches": (None, *COUNT, ones((2,), jnp.int32), jnp.float32(2.0)),
     "mode": (None, *WORD),
     "v_scale": (None, *WORD),
     "nesterov": FLAG,
@@ -119,7 +120,7 @@ CALLS = [
         "tx": (None, 3, "adam", optax.adam),
     }),
     Call("ledger", jaxmem.ledger, {"params": PARAMS, "tx": ADAM}, {
-        "params": (None, 3, {}, {"w": jnp.ones(2, jnp.int32)}),
+        "params": (None, 3, {}, {"w": ones(2, jnp.int32)}),
         "tx": (None, 3, "adam", optax.adam), "micro_batches": COUNT,
         "released": (3, "banana", ["w", 3]), "gradient_dtype": DTYPE,
         "accumulator_dtype": DTYPE,
@@ -171,19 +172,19 @@ CALLS = [
             "state": (*TREE, PARAMS, ADAM.init(PARAMS)), "params": (STATE, OTHER),
         }, trace=True),
     Call("start_step", lambda **kwargs: jax.vmap(
-            lambda _: optim.start_step(**kwargs), axis_name="data")(jnp.ones(2)),
+            lambda _: optim.start_step(**kwargs), axis_name="data")(ones(2)),
         {"state": STATE, "params": PARAMS, "axis_name": "data"}, {
             "state": (*TREE, PARAMS, ADAM.init(PARAMS)),
             "axis_name": (None, 3, (), "", "other"),
         }, trace=True),
     Call("FusedAdam.init", FUSED.init, {"params": PARAMS}, {
-        "params": ({"w": jnp.ones(2, jnp.int32)}, {"w": "x"}),
+        "params": ({"w": ones(2, jnp.int32)}, {"w": "x"}),
     }, trace=True),
     Call("FusedAdam.step", FUSED.step,
         {"grads": PARAMS, "state": FUSED.init(PARAMS), "params": PARAMS}, {
             "grads": (None, STATE, OTHER), "state": (*TREE, PARAMS, STATE),
             "params": (None, STATE, OTHER), "micro_batches": (None, *COUNT),
-            "weight": ("1", True, ARRAY), "rng": (3, "key", jnp.ones(2)),
+            "weight": ("1", True, ARRAY), "rng": (3, "key", ones(2)),
         }, trace=True),
     Call("FusedAdam.accumulate", FUSED.accumulate,
         {"grads": PARAMS, "state": FUSED.init(PARAMS), "micro_batches": 2}, {
@@ -193,12 +194,12 @@ CALLS = [
     Call("FusedAdam.apply", FUSED.apply,
         {"state": FUSED.init(PARAMS), "params": PARAMS}, {
             "state": (*TREE, PARAMS, STATE), "params": (None, STATE, OTHER),
-            "rng": (3, "key", jnp.ones(2)),
+            "rng": (3, "key", ones(2)),
         }, trace=True),
     Call("RowGradients", optim.RowGradients,
-        {"ids": jnp.array([1]), "rows": jnp.ones((1, 3)), "shape": (2, 3)}, {
-            "ids": (None, "x", [1], jnp.ones(1), jnp.array([[1]])),
-            "rows": (None, 3, [1.0], jnp.ones((2, 3)), jnp.ones((1, 2))),
+        {"ids": jnp.array([1]), "rows": ones((1, 3)), "shape": (2, 3)}, {
+            "ids": (None, "x", [1], ones(1), jnp.array([[1]])),
+            "rows": (None, 3, [1.0], ones((2, 3)), ones((1, 2))),
             "shape": (None, "x", 1.5, (), (2, 4), [True]),
         }),
     Call("value_and_row_grad", lambda params, **kwargs: optim.value_and_row_grad(
@@ -226,6 +227,6 @@ CALLS = [
         "loss_fn": FUNCTION, "has_aux": FLAG,
     }),
     Call("Frozen.merge", PART.frozen.merge, {"params": PART.params}, {
-        "params": (None, PARAMS, {"w": jnp.ones((3, 2)), "b": None}),
+        "params": (None, PARAMS, {"w": ones((3, 2)), "b": None}),
     }, trace=True),
 ]  # fmt: skip

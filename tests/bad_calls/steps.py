@@ -7,6 +7,7 @@ import optax
 import jaxmem
 from jaxmem import scheduling
 from jaxmem.memory import format_bytes, parse_bytes
+from tests.arrays import ones
 from tests.bad_calls.call import (
     BYTES,
     COUNT,
@@ -39,7 +40,7 @@ PLACES = {
     "static_argnums": (*NUMBERS, 5),
     "static_argnames": (*NAMES, "z"),
 }
-BATCH = jnp.ones((4, 3))
+BATCH = ones((4, 3))
 GIB = "1GiB"
 
 
@@ -64,8 +65,8 @@ CALLS = [
     }),
     Call("microbatch step", micro, {}, {
         "params": (STATE, None, 3, {"w": "x"}), "opt_state": (PARAMS, None, 3),
-        "batch": (None, "x", jnp.ones((3, 3)), {}),
-        "rng": (3, "key", jnp.ones(2)),
+        "batch": (None, "x", ones((3, 3)), {}),
+        "rng": (3, "key", ones(2)),
     }, unchecked=True),
     Call("schedule", jaxmem.schedule, {"step": step}, {
         "step": FUNCTION, "budget": (*BYTES, 0), "target": TARGET,

@@ -5,11 +5,27 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem import _compat
+from tests.arrays import array
 
 
 def initialized(model, *args, seed=0):
     """A linen model's variables; in one program, not one for each operation."""
     return jax.jit(lambda key: model.init(key, *args))(jax.random.key(seed))
+
+
+def drawn(model, *args, seed=0):
+    """Variables for a linen model, by NumPy: to compile its own takes long."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, x):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return array(np.zeros(x.shape), x.dtype)
+        value = rng.standard_normal(x.shape) / max(1, np.prod(x.shape[:-1])) ** 0.5
+        near_one = path[-1].key in ("scale", "var")  # statistics are no sums of squares
+        return array(1 + np.tanh(value) / 2 if near_one else value, x.dtype)
+
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *args)
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def assert_trees_identical(a, b):

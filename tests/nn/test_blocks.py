@@ -11,7 +11,7 @@ from flax import nnx as flax_nnx
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.nn import linen, nnx
 from jaxmem.nn._blocks import rotary_embedding
-from tests.nn.compare import assert_close, initialized, kept_bytes
+from tests.nn.compare import assert_close, drawn, kept_bytes
 from tests.sets import some_fast
 
 B, S, D, F, H, K = 2, 8, 16, 32, 4, 2
@@ -100,10 +100,7 @@ BLOCKS = {
 
 @functools.cache
 def parameters(name: str):
-    """Drawn, and moved a little so that scales and biases matter."""
-    params = initialized(BLOCKS[name][0], X, seed=2)["params"]
-    noise = lambda p: 0.1 * jax.random.normal(jax.random.key(p.size), p.shape)
-    return jax.tree.map(lambda p: p + noise(p), params)
+    return drawn(BLOCKS[name][0], X)["params"]
 
 
 @pytest.mark.parametrize("name", some_fast(BLOCKS, "pre"))
@@ -116,7 +113,7 @@ def test_equals_plain_layers(name):
 @pytest.mark.fast("pre")
 @pytest.mark.parametrize("name", ["pre", "post"])
 def test_parameters_are_those_of_flax(name):
-    plain = initialized(PlainBlock(name, False), X, seed=2)["params"]
+    plain = drawn(PlainBlock(name, False), X)["params"]
     assert jax.tree.map(jnp.shape, plain) == jax.tree.map(jnp.shape, parameters(name))
 
 
@@ -137,8 +134,8 @@ def test_nnx_equals_linen(name):
         flax_nnx.replace_by_pure_dict(state, variables["params"])
         return flax_nnx.merge(graph, state, rest)(x, mask)
 
-    want = block.apply({"params": params}, X, MASK)
-    assert_close(want, apply({"params": params}, X, MASK))
+    both = (jax.jit(f)({"params": params}, X, MASK) for f in (block.apply, apply))
+    assert_close(*both)
 
 
 STATISTICS = 4 * B * H * S * 2  # of the softmax
@@ -184,7 +181,7 @@ def test_in_a_scan_over_layers():
     stack = nn.scan(
         Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3
     )()
-    params = initialized(stack, X, None)["params"]
+    params = drawn(stack, X, None)["params"]
     layers = [jax.tree.map(lambda p, i=i: p[i], params["block"]) for i in range(3)]
     want, bare = X, linen.TransformerBlock(H, F)
     for layer in layers:

@@ -10,6 +10,7 @@ from jaxmem.nn import linen as lean_nn
 from tests.nn.compare import (
     assert_close,
     assert_trees_identical,
+    drawn,
     initialized,
     kept_bytes,
 )
@@ -82,7 +83,7 @@ def test_attention_batch_axes_and_masks(batch, mask_rank):
     x = jax.random.normal(jax.random.key(1), (*batch, 5, 8))
     shape = (*batch, 1, 5, 5) if mask_rank is None else (1, 1, 5, 5)[-mask_rank:]
     mask = jax.random.bernoulli(jax.random.key(2), 0.7, shape)
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     expected = run(plain, variables, x, mask=mask)
     assert_close(expected, run(lean, variables, x, mask=mask))
 
@@ -92,7 +93,7 @@ def test_norm_widens_and_narrows_as_flax():
         for given, wanted in [("bfloat16", None), ("float32", jnp.bfloat16)]:
             plain, lean = pair("LayerNorm", dict(dtype=wanted))
             x = jax.random.normal(jax.random.key(1), (4, 8)).astype(given)
-            variables = initialized(plain, x)
+            variables = drawn(plain, x)
             want, got = plain.apply(variables, x), lean.apply(variables, x)
             assert got.dtype == want.dtype
             error = jnp.max(jnp.abs(want.astype("f4") - got.astype("f4")))
@@ -115,7 +116,7 @@ def test_attention_dropout_differs_by_key():
         2, dropout_rate=0.5, deterministic=False
     )
     x = jax.random.normal(jax.random.key(1), (2, 6, 8))
-    variables = initialized(layer, x)
+    variables = drawn(layer, x)
     dropped = jax.jit(lambda key: layer.apply(variables, x, rngs={"dropout": key}))
     a, b, c = (dropped(jax.random.key(k)) for k in (1, 2, 1))
     assert not jnp.allclose(a, b)
@@ -138,7 +139,7 @@ def test_norm_masks(name):
     plain, lean = pair(name, options)
     x = jax.random.normal(jax.random.key(1), (2, 6, 8))
     mask = jax.random.bernoulli(jax.random.key(2), 0.8, x.shape)
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     want = run(plain, variables, x, mask=mask)
     assert_close(want, run(lean, variables, x, mask=mask))
 
@@ -165,7 +166,7 @@ def test_unserved_options_run_flax_and_say_so_once(name, options, call, monkeypa
     monkeypatch.setattr("jaxmem.nn._fallback._said", set())
     plain, lean = pair(name, options)
     x = jax.random.normal(jax.random.key(1), (2, 6, 8))
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     want = run(plain, variables, x, **call)
     with pytest.warns(UserWarning, match="Flax's own code runs"):
         assert_close(want, run(lean, variables, x, **call))
@@ -189,7 +190,7 @@ def test_norms_keep_no_float32_copies(name):
     if name == "BatchNorm":
         plain, lean = (m.clone(use_running_average=False) for m in (plain, lean))
     x = jnp.ones((2, 64, 256), jnp.bfloat16)
-    variables = initialized(lean, x)
+    variables = drawn(lean, x)
 
     def kept(layer):
         return kept_bytes(lambda v, x: run(layer, v, x)[0], variables, x)
@@ -203,7 +204,7 @@ def test_norms_keep_no_float32_copies(name):
 def test_dense_keeps_no_cast_copies():
     plain, lean = pair("Dense", dict(features=256, dtype=jnp.bfloat16))
     x = jnp.ones((64, 128), jnp.bfloat16)
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     assert kept_bytes(plain.apply, variables, x) >= 128 * 256 * 2
     assert kept_bytes(lean.apply, variables, x) == 0
 
@@ -211,6 +212,6 @@ def test_dense_keeps_no_cast_copies():
 def test_conv_keeps_no_cast_copies():
     plain, lean = pair("Conv", dict(features=8, kernel_size=(3,), dtype=jnp.bfloat16))
     x = jnp.ones((4, 6, 128), jnp.bfloat16)
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     assert kept_bytes(plain.apply, variables, x) >= 3 * 128 * 8 * 2
     assert kept_bytes(lean.apply, variables, x) == 0

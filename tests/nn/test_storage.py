@@ -11,7 +11,7 @@ import jaxmem.nn
 from jaxmem.nn import linen as lean
 from jaxmem.nn import nnx as lean_nnx
 from tests.nn import linen_models as models
-from tests.nn.compare import initialized, kept_bytes
+from tests.nn.compare import drawn, initialized, kept_bytes
 from tests.sets import some_fast
 
 TOKENS = jax.random.randint(jax.random.key(7), (2, 32), 0, 11)
@@ -61,7 +61,7 @@ class Mlp(nn.Module):
 def test_neighbours_share_their_codes():
     """The norm and `up` store one array, gelu and `down` another."""
     model, how = Mlp(), jaxmem.ops.Quantization(8, 16, symmetric=True)
-    variables = initialized(model, X)
+    variables = drawn(model, X)
     new = jaxmem.nn.substitute(model, save=how)
     rows = 16
     norm, hidden = rows * (16 + 4), rows * (64 + 4 * 4)
@@ -104,7 +104,7 @@ class Gated(nn.Module):
 def test_an_activation_and_the_layer_after_it_store_one_array(kind):
     """Of a gated one: the two projections, and not their product beside them."""
     model, how = Gated(kind), jaxmem.ops.Quantization(8, 16, symmetric=True)
-    variables = initialized(model, X)
+    variables = drawn(model, X)
     words, codes = (jaxmem.nn.substitute(model, save=s) for s in ("output", how))
     loss = lambda m: lambda v: jnp.sin(m.apply(v, X)).sum()
     (value, want), (other, got) = (
@@ -124,7 +124,7 @@ def test_an_activation_and_the_layer_after_it_store_one_array(kind):
 
 
 def test_patterns_name_modules_and_say_what_matched_nothing():
-    variables = initialized(Mlp(), X)
+    variables = drawn(Mlp(), X)
     new = jaxmem.nn.substitute(Mlp(), save={"do*": 4, "norm": "input", "nobody": 8})
     with pytest.warns(UserWarning, match=r"save\['nobody'\] matched nothing"):
         jax.eval_shape(new.apply, variables, X)
@@ -135,7 +135,7 @@ def test_patterns_name_modules_and_say_what_matched_nothing():
 
 
 def test_random_rounding_takes_a_key():
-    variables = initialized(Mlp(), X)
+    variables = drawn(Mlp(), X)
     new = jaxmem.nn.substitute(Mlp(), save=3)
 
     @jax.jit
@@ -235,7 +235,7 @@ def test_merge_norm_of_an_nnx_module():
 def test_inplace_abn_modules():
     options = dict(use_running_average=False)
     plain, abn = nn.BatchNorm(**options), lean.InPlaceABN(activation="silu", **options)
-    variables = initialized(plain, X)
+    variables = drawn(plain, X)
     want, stats = plain.apply(variables, X, mutable=["batch_stats"])
     got, own = abn.apply(variables, X, mutable=["batch_stats"])
     np.testing.assert_allclose(got, jax.nn.silu(want), atol=1e-5)

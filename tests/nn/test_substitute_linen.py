@@ -17,6 +17,7 @@ from tests.nn import linen_models as models
 from tests.nn.compare import (
     assert_close,
     assert_trees_identical,
+    drawn,
     initialized,
     kept_bytes,
 )
@@ -70,8 +71,11 @@ def _slow_but(fast, cases):
 def test_same_model(case, save):
     plain, args = CASES[case]
     lean = jaxmem.nn.substitute(plain, save=save)
-    variables = initialized(plain, *args)
-    assert_trees_identical(variables, initialized(lean, *args))
+    variables = drawn(plain, *args)
+    key = jax.random.key(0)
+    assert jax.eval_shape(lean.init, key, *args) == jax.eval_shape(
+        plain.init, key, *args
+    )
     want = value_and_grad(plain, variables, args)
     assert_close(want, value_and_grad(lean, variables, args), ROUNDINGS[save])
     assert type(lean).__name__ == type(plain).__name__
@@ -96,7 +100,7 @@ def test_keeps_much_less(style):
 
 def test_dropout_trains_and_depends_on_the_key():
     lean = jaxmem.nn.substitute(models.Bert(style="scan", dropout=0.5))
-    variables = initialized(lean, TOKENS)
+    variables = drawn(lean, TOKENS)
 
     @jax.jit
     def run(key):
@@ -109,7 +113,7 @@ def test_dropout_trains_and_depends_on_the_key():
 
 def test_a_jitted_plain_model_is_not_affected_and_a_new_one_is():
     plain = models.Bert()
-    variables = initialized(plain, TOKENS)
+    variables = drawn(plain, TOKENS)
     step = jax.jit(plain.apply)
     before = step(variables, TOKENS)
     kept = kept_bytes(step, variables, TOKENS)
@@ -133,7 +137,7 @@ class Jitted(nn.Module):
 def test_nn_jit_does_not_reuse_the_plain_trace():
     x = jax.random.normal(jax.random.key(1), (4, 8))
     plain = Jitted()
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     want = plain.apply(variables, x)
     # Formulas would be found in the reused trace too: look for modules only.
     lean = jaxmem.nn.substitute(plain, patterns=())
@@ -177,10 +181,10 @@ def test_pickle():
 def test_capture_intermediates_and_mutable_collections():
     plain = models.Gpt(nn.Dense(11))
     lean = jaxmem.nn.substitute(plain)
-    variables = initialized(plain, TOKENS)
+    variables = drawn(plain, TOKENS)
     options = dict(capture_intermediates=True, mutable=["intermediates"])
-    want = plain.apply(variables, TOKENS, **options)
-    assert_close(want, lean.apply(variables, TOKENS, **options))
+    run = lambda m: jax.jit(lambda v: m.apply(v, TOKENS, **options))(variables)
+    assert_close(run(plain), run(lean))
 
 
 class Outer(nn.Module):
@@ -196,8 +200,8 @@ def test_substituted_part_of_a_plain_model():
     variables = initialized(Outer(models.Bert()), TOKENS)
     outer = Outer(jaxmem.nn.substitute(models.Bert()))
     assert_trees_identical(variables, initialized(outer, TOKENS))
-    want = Outer(models.Bert()).apply(variables, TOKENS)
-    assert_close(want, outer.apply(variables, TOKENS))
+    want = jax.jit(Outer(models.Bert()).apply)(variables, TOKENS)
+    assert_close(want, jax.jit(outer.apply)(variables, TOKENS))
     assert jaxmem.nn.report(outer.inner).replaced()
 
 
@@ -251,7 +255,7 @@ def test_rules_and_subclasses(replace):
     x = jax.random.normal(jax.random.key(1), (4, 8))
     rules = [Rule(MyRMSNorm, replace), Rule((nn.Dense, "^second$"), None)]
     plain, lean = Norms(), jaxmem.nn.substitute(Norms(), rules)
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     assert_close(
         value_and_grad(plain, variables, (x,)), value_and_grad(lean, variables, (x,))
     )
@@ -276,9 +280,9 @@ class TwoNorms(nn.Module):
 def test_an_excluded_module_is_not_replaced_as_a_formula_either():
     x = jax.random.normal(jax.random.key(1), (64, 8))
     plain = TwoNorms()
-    variables = initialized(plain, x)
+    variables = drawn(plain, x)
     lean = jaxmem.nn.substitute(plain, [Rule("^kept$", None)])
-    assert_close(plain.apply(variables, x), lean.apply(variables, x))
+    assert_close(*(jax.jit(m.apply)(variables, x) for m in (plain, lean)))
     report = jaxmem.nn.report(lean)
     assert report.patterns == ()
     assert {e.path: e.replaced_by is None for e in report.modules}["kept"]
@@ -292,7 +296,7 @@ def test_an_excluded_module_is_not_replaced_as_a_formula_either():
 def test_unused_rule_is_reported_and_warned_about_once():
     x = jnp.ones((2, 8))
     lean = jaxmem.nn.substitute(nn.Dense(3), [Rule("no/such/path", None)])
-    variables = initialized(lean, x)
+    variables = drawn(lean, x)
     with pytest.warns(UserWarning, match="no/such/path.*matched nothing"):
         lean.apply(variables, x)
     lean.apply(variables, x)
@@ -349,8 +353,7 @@ def test_model_that_cannot_be_traced_still_gets_its_modules():
 def test_left_option_is_in_the_report():
     x = jax.random.normal(jax.random.key(1), (2, 4, 8))
     lean = jaxmem.nn.substitute(nn.SelfAttention(2, precision="highest"))
-    variables = initialized(lean, x)
-    lean.apply(variables, x)
+    jax.eval_shape(lean.apply, drawn(lean, x), x)
     entries = {e.path: e for e in jaxmem.nn.report(lean).modules}
     assert entries[""].reason == "a precision of its own"
 
@@ -366,8 +369,8 @@ def test_a_rule_by_path_applies_once():
     x = jax.random.normal(jax.random.key(1), (4, 8))
     plain = Norms()
     lean = jaxmem.nn.substitute(plain, [Rule("^mine$", jaxmem.nn.linen.RMSNorm)])
-    variables = initialized(plain, x)
-    assert_close(plain.apply(variables, x), lean.apply(variables, x))
+    variables = drawn(plain, x)
+    assert_close(*(jax.jit(m.apply)(variables, x) for m in (plain, lean)))
 
 
 def test_bound_module():
