@@ -431,9 +431,16 @@ def _answer_for_absent_gpus() -> None:
     asked("is_cuda_compute_capability_equal", lambda have, of: have == version(of))
     # JAX asks for the devices that these are spread over, as it need not where each
     # device has its own, in a `shard_map`.
-    for kind in ("fwd_p", "fwd_p_wrapper", "bwd_p", "bwd_p_wrapper"):
-        plain = getattr(fused, f"_dot_product_attention_{kind}")
-        dispatch.prim_requires_devices_during_lowering.discard(plain)
+    kinds = "fwd_p", "fwd_p_wrapper", "bwd_p", "bwd_p_wrapper"
+    spread = {getattr(fused, f"_dot_product_attention_{kind}") for kind in kinds}
+
+    class Asking(set):
+        def __contains__(self, primitive) -> bool:
+            absent = primitive in spread and _ABSENT_GPU.get() is not None
+            return super().__contains__(primitive) and not absent
+
+    asking = Asking(dispatch.prim_requires_devices_during_lowering)
+    dispatch.prim_requires_devices_during_lowering = asking
 
 
 def cudnn_attention(form: Any, scale: float, arrays: dict) -> tuple:

@@ -333,6 +333,16 @@ def test_cudnn_attention_is_lowered_to_its_calls(padded):
     assert "tensor<4096xui8>" not in text
 
 
+def test_jax_asks_for_devices_but_for_an_absent_gpu():
+    from jax._src import dispatch
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    spread = fused._dot_product_attention_fwd_p_wrapper
+    with _compat.absent_gpu((9, 0)):
+        assert spread not in dispatch.prim_requires_devices_during_lowering
+    assert spread in dispatch.prim_requires_devices_during_lowering
+
+
 def test_jax_asks_the_absent_gpu_and_else_the_process():
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
