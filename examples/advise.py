@@ -14,7 +14,7 @@ HALF = {"dtype": jnp.bfloat16}
 class Layer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
-        y = nn.SelfAttention(16, **HALF)(nn.LayerNorm(**HALF)(x))
+        y = nn.MultiHeadDotProductAttention(16, **HALF)(nn.LayerNorm(**HALF)(x))
         x = x + nn.Dropout(0.1, deterministic=False)(y)
         y = nn.gelu(nn.Dense(4 * WIDTH, **HALF)(nn.LayerNorm(**HALF)(x)))
         return x + nn.Dense(WIDTH, **HALF)(y), None

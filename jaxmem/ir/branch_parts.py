@@ -108,7 +108,15 @@ def _bound(eqn, index, arrays: Sequence[Any], runs: Sequence[Run]) -> list[Any]:
     branches = tuple(map(_compat.without_dead_code, made))
     params = eqn.params | {"branches": branches}
     outs = eqn.primitive.bind(index, *arrays, **eqn.primitive.get_bind_params(params))
-    return list(outs)
+    return as_one(branches, outs)
+
+
+def as_one(branches: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    """The results of a `cond`, those that are one value in every branch as one."""
+    first: dict[Any, Any] = {}
+    results = zip(*(jaxprs.split(one)[0].outvars for one in branches), strict=True)
+    keys = (tuple(map(id, variables)) for variables in results)
+    return [first.setdefault(key, x) for key, x in zip(keys, outs, strict=True)]
 
 
 # -- put together

@@ -151,6 +151,12 @@ def read_elsewhere(graph: JaxprGraph, group: Sequence[int]) -> list[Any]:
     ]
 
 
+def done_once(closed) -> Any:
+    """The jaxpr with no operation done twice on the same values."""
+    run = lambda args: jaxprs.evaluate(closed, args, OnlyOnce())
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
 class OnlyOnce:
     """A rule for `jaxprs.evaluate` that does no operation twice on the same values."""
 

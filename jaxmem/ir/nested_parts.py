@@ -10,8 +10,9 @@ from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.joined import JoinableKind, put_together
+from jaxmem.ir.joined import JoinableKind, done_once, put_together
 from jaxmem.ir.part_marks import is_part
+from jaxmem.ir.same_loops import loops_once
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import done_inside, inside_of
 
@@ -84,8 +85,10 @@ def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
 
 def together(closed) -> Any:
     """The jaxpr with its parts, and those inside of its loops and branches, joined."""
+    given = closed
     for kind in _KINDS:
         closed = put_together(closed, kind)
+    closed = loops_once(closed)
     graph = JaxprGraph(closed)
     instead = {}
     for i, eqn in enumerate(graph.eqns):
@@ -97,7 +100,10 @@ def together(closed) -> Any:
         new = list(map(together, old))
         if any(a is not b for a, b in zip(old, new, strict=True)):
             instead[i] = partial(_with_bodies, eqn, new)
-    return done_otherwise(closed, graph, instead) if instead else closed
+    if instead:
+        closed = done_otherwise(closed, graph, instead)
+    # what read two results that are one now may be done once, too
+    return closed if closed is given else done_once(closed)
 
 
 def _with_shards(eqn, values: Values) -> list[Any]:
@@ -105,4 +111,5 @@ def _with_shards(eqn, values: Values) -> list[Any]:
 
 
 def _with_bodies(eqn, bodies: list[Any], values: Values) -> list[Any]:
-    return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], bodies)
+    outs = jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], bodies)
+    return branch_parts.as_one(bodies, outs) if eqn.primitive.name == "cond" else outs

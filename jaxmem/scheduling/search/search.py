@@ -301,7 +301,8 @@ class SearchRun:
         self._tiled = False
         if not self.tile or self.named:
             return self._fitting([candidates, self._segments])
-        in_scans = best is None
+        # bytes of other candidates are those of what is kept, and not of peaks
+        of_peaks = any(c.choice.get(OperationOrder).sequence for c in candidates)
         if best is None:
             best = self._first_trial(candidates[0].choice, limit)
             if best.peak <= limit:
@@ -311,7 +312,7 @@ class SearchRun:
                 found = self._budget_search(candidates).run()
                 if found.seconds <= self._slack:
                     return found
-        front = with_tiles if in_scans else beside_sequences
+        front = beside_sequences if of_peaks else with_tiles
         self._front = partial(front, self.step, candidates)
         # what surely fits, by what the first one took
         above = best.peak - self.step.predicted(best.choice)
