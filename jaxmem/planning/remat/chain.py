@@ -26,6 +26,7 @@ from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables, stage
 
 BLOCKS = 80  # of a chain; the dynamic program is cubic in them
 PARTS = (BLOCKS, 30, 20, 14, 8, 5)  # blocks into which the pass is cut, about
+FEWEST = PARTS[1:]  # of which the dynamic program is a matter of a moment
 SMALL = 0.01  # of a block's largest value: smaller ones do not delay its backward pass
 PLANS = 48, 60_000  # of each chain: at least; the number of operations in all of them
 LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; at least
@@ -51,6 +52,19 @@ def chain_plans(
             tried.add(cuts)
             plans = _plans(_BlockChain(passes, cost, cuts), known)
             yield from itertools.takewhile(lambda _: not late(), plans)
+
+
+def least_chain_plans(
+    tables: SequenceTables, cost: np.ndarray, plain: SequenceEvents
+) -> Iterator[np.ndarray]:
+    """Of the chains that have few blocks, the sequence of each that takes least."""
+    passes = ForwardPass(tables, plain)
+    for cuts in dict.fromkeys(tuple(passes.cuts(parts)) for parts in FEWEST):
+        if 3 <= len(cuts) <= max(FEWEST):
+            blocks = _BlockChain(passes, cost, cuts)
+            schedules = ChainSchedules(blocks.figures(), float(passes.profile.max()))
+            if len(schedules.bytes):  # some within the peak
+                yield blocks.sequence(schedules.plan(0))
 
 
 def _plans(

@@ -10,6 +10,8 @@ from jaxmem.ir.graph import Aliases
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
+from jaxmem.planning.remat import least
+from jaxmem.planning.remat.costs import Cost
 from jaxmem.scheduling._choice import Index
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.order.given import fences_of, in_given_order
@@ -122,17 +124,27 @@ def sequences(
     # `spreads`: how the inputs are spread over devices.
     # operations are numbered as the graph of this chip has them, here and in the pass
     ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
-    chip = MACHINES[target]
     order = planning.order(ops.graph, time_limit=patience).operations
-    cost = planning.seconds(chip.narrow, chip.bandwidth)
-    found = planning.frontier(
-        ops.graph, order=order, cost=cost, effort=EFFORT, time_limit=patience
-    )
+    how = {"cost": _seconds(target), "effort": EFFORT, "time_limit": patience}
+    found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     return [
         (OperationOrder(sequence=tuple(sequence.tolist())), peak, price)
         for sequence, peak, price in reversed(list(rows))
     ]
+
+
+def recomputed_peak(
+    closed, aliases: Aliases, target: str, spreads: InputSpreads | None = None
+) -> int:
+    """A peak that one of these sequences is known to have, without a search."""
+    ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
+    return least.recomputed_peak(ops.graph, _seconds(target))
+
+
+def _seconds(target: str) -> Cost:
+    chip = MACHINES[target]
+    return planning.seconds(chip.narrow, chip.bandwidth)
 
 
 # Of the temporaries as the step is written. The graph's own are off by less than a half

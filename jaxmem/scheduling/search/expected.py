@@ -5,7 +5,7 @@ A few choices that may take least are looked at, and not all of a search.
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxmem.ir.graph import by_shape
@@ -14,15 +14,16 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._shardings import argument_shardings
+from jaxmem.scheduling.order.ordered import recomputed_peak
 from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
 from jaxmem.scheduling.search.front_segments import in_segments
 from jaxmem.scheduling.search.micro_batch_front import first_counts
-from jaxmem.scheduling.search.sequences import of_sequences
+from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 
 _PARTS = 16  # micro-batches
-_PATIENCE = 2.0  # seconds for sequences of operations outside of loops
+_RECOMPUTES = "more is recomputed"
 _ENOUGH = 0.2  # of the plain peak: where that is reached, nothing else is looked at
 
 
@@ -35,14 +36,14 @@ class ExpectedPeaks:
       plain: of the step as it was given.
       free: where nothing that costs time is done.
       least: of the choices that were looked at.
-      parts: micro-batches of the least; 1 for none.
+      slower: what the least of them does that takes time.
     """
 
     arguments: int
     plain: int
     free: int
     least: int
-    parts: int = 1
+    slower: str = ""
 
 
 def expected_peaks(
@@ -62,15 +63,15 @@ def expected_peaks(
     free = own
     if _does_something(step):  # else a difference is one of predictions alone
         free = min(own, step.predicted(Choice(target)))
-    least, parts = free, 1
-    for one in _candidates(step):
-        if one.bytes < least:
-            least, parts = one.bytes, one.choice.get(MicroBatches).n
+    least, slower = free, ""
+    for size, does in _candidates(step, _ENOUGH * own):
+        if size < least:
+            least, slower = size, does
         if least < _ENOUGH * own:
             break
     known = {"plain": own, "free": free, "least": least}
     sizes = {name: arguments + size for name, size in known.items()}
-    return ExpectedPeaks(arguments, **sizes, parts=parts)
+    return ExpectedPeaks(arguments, **sizes, slower=slower)
 
 
 def _does_something(step: TracedStep) -> bool:
@@ -80,20 +81,32 @@ def _does_something(step: TracedStep) -> bool:
     return released or any(row.bytes > 0 for row in done.residuals)
 
 
-def _candidates(step: TracedStep) -> Iterator[Candidate]:
-    """Those that recompute most, and micro-batches; `bytes` are of peaks."""
+def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
+    """(predicted peak, what it does) of what may take least; soon found comes first.
+
+    Nothing here depends on how fast or busy the machine is.
+    """
     plain = Choice(step.target)
     first = step.rewritten(plain, ordered=False)
     space = space_of(first.pairs, first.lists, step.target)
     if space.is_unrolled:
-        yield from of_sequences(step, plain, _PATIENCE)[-1:]
-    elif space.scans:
-        front = pareto_front(space)
-        for one in (*front[-1:], *in_segments(space, front)[-1:]):
-            yield replace(one, bytes=step.predicted(one.choice))
+        yield _recomputed(step, plain), _RECOMPUTES
+        flat = [Candidate(plain, step.predicted(plain), 0.0)]
+    else:
+        flat = pareto_front(space)
+        for one in (*flat[-1:], *in_segments(space, flat)[-1:]):
+            yield step.predicted(one.choice), _RECOMPUTES
     for n in first_counts(step, _PARTS):
-        choice = plain.having(MicroBatches(n))
-        yield Candidate(choice, step.predicted(choice), 0.0)
+        size = step.predicted(plain.having(MicroBatches(n)))
+        yield size, f"the step runs in {n} micro-batches"
+    tiled = beside_sequences if space.is_unrolled else with_tiles
+    for one in tiled(step, flat, enough):
+        yield one.bytes, "regions of it run in tiles"
+
+
+def _recomputed(step: TracedStep, choice: Choice) -> int:
+    jaxpr = step.rewritten(choice).unordered
+    return recomputed_peak(jaxpr, step.aliases(jaxpr), step.target, step.spreads)
 
 
 def _traced(closed, donated, shardings, target: str) -> TracedStep:
