@@ -9,7 +9,7 @@ What they take is what means the same there as here, and takes no more memory th
 blocks. The rest is computed by XLA.
 
 Source:
-  Dao, "FlashAttention-2" (2023); `jax.experimental.pallas.ops.tpu.splash_attention`.
+  Dao, "FlashAttention-2" (2023); JAX's splash attention.
 """
 
 import functools
