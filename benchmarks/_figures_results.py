@@ -20,6 +20,7 @@ CHIPS = {
     "budget": H100,
     "collectives": "8 H100",
     "cpu": CPU,
+    "cpu_seconds": CPU,
     "cost": "TPU v5e",
     "cross_entropy_time": CPU,
     "curve": f"{H100}, by its rates",

@@ -87,3 +87,11 @@ def how_many_are_near() -> str:
     """How many of them are predicted to within a quarter."""
     found = [abs(float(row["ratio"]) - 1) <= 0.25 for row in rows("published")]
     return f"{sum(found)} of {len(found)}"
+
+
+@figures("time, CPU")
+def on_the_cpu() -> str:
+    """Steps on the CPU that was at hand, the median ratio, and how they rank."""
+    head = ("step", "measured ms", "predicted ms", "predicted / measured")
+    columns = ("step", "measured ms", "predicted ms", "ratio")
+    return table(head, [tuple(row[c] for c in columns) for row in rows("cpu_seconds")])

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
+import jaxmem
 from benchmarks._common import publish
-from benchmarks.cpu import MODELS, Way, arguments, ways
+from benchmarks.cpu import MODELS, TX, Way, arguments, step_of
+from benchmarks.models import Stack, mean_square
 from benchmarks.time import rank_correlation
 from jaxmem.chips import Rates
 from jaxmem.memory.buffers import parse_hlo
@@ -27,7 +30,6 @@ from jaxmem.memory.time.schedule import timed, total
 
 ROUNDS = 7
 COLUMNS = ("step", "measured ms", "predicted ms", "ratio")
-CHOSEN = ("plain", "jax.checkpoint of each layer", "substitute")
 F32 = jnp.float32
 MIB = 2**20
 
@@ -99,6 +101,8 @@ def rates() -> Rates:
         between=1.0,
         host=bandwidth,
         link=math.inf,
+        axes=1,
+        ring=1,
         hop=0.0,
         processors=1,
         tiles=((16, 16),),
@@ -165,14 +169,15 @@ def others() -> Iterator[tuple[str, Callable, tuple]]:
 def transformers() -> Iterator[tuple[str, Callable, tuple]]:
     """Layers of GPT-2, BERT and Llama, as they are and by each measure."""
     for name, model in MODELS.items():
-        for way, made in ways(model):
-            if way in CHOSEN:
-                yield f"{name}, {way}", undonated(made), arguments(model, made)
-
-
-def undonated(way: Way) -> Callable:
-    """The step, with arguments that can be given again."""
-    return way.step.__wrapped__
+        stack = Stack(model.config, model.layer)
+        ways = {
+            "plain": stack,
+            "jax.checkpoint": Stack(model.config, nn.remat(model.layer)),
+            "substitute": jaxmem.substitute(stack),
+        }
+        for way, module in ways.items():
+            step = step_of(mean_square(module))
+            yield f"{name}, {way}", step, arguments(model, Way(step, TX))
 
 
 # -- both
