@@ -194,8 +194,12 @@ def test_a_table_of_which_rows_are_updated(mesh):
 def test_residuals_between_branches(mesh):
     def step(w, x, flag):
         def loss(w):
-            branch = lambda f: lambda w: jnp.sum(jnp.sin(f(x @ w)))
-            return lax.cond(flag, branch(jnp.tanh), branch(jnp.cos), w)
+            # of other types in each branch: newer jax merges those of one type
+            half = x.astype(jnp.bfloat16)
+            branch = lambda f, x: (
+                lambda w: jnp.sum(jnp.sin(f(x @ w.astype(x.dtype))), dtype=jnp.float32)
+            )
+            return lax.cond(flag, branch(jnp.tanh, x), branch(jnp.cos, half), w)
 
         return w - 0.1 * jax.grad(loss)(w)
 
@@ -206,4 +210,4 @@ def test_residuals_between_branches(mesh):
 
     flag = jax.ShapeDtypeStruct((), bool)
     w, x = spread_over(mesh, (WIDTH, WIDTH)), spread_over(mesh, (512, WIDTH), "data")
-    assert sizes((w, x, flag)) == {4 * x.size // N}
+    assert {4 * x.size // N, 2 * x.size // N} <= sizes((w, x, flag))
