@@ -510,7 +510,8 @@ def splash_attention_grads(kernel: Any, q, k, v, o, total, g) -> tuple:
     given = [how[name] for name in (*names, *more, "interpret")]
     infos = kernel.dq_mask_info, kernel.dkv_mask_info
     saved = q, k, v, None, None, o, total, *infos
-    return splash._splash_attention_bwd(*given, saved, g)[3:6]
+    run: Any = splash._splash_attention_bwd
+    return run(*given, saved, g)[3:6]
 
 
 def runs_here(device: Any) -> bool:

@@ -35,7 +35,8 @@ class InputMatcher:
         if key not in self.bottoms:
             seen = list(self._looked_through(value, labels))
             nodes = tuple(node for _, _, node in seen if node is not None)
-            self.bottoms[key] = View(*seen[-1][:2], nodes)
+            last, its_labels, _ = seen[-1]
+            self.bottoms[key] = View(last, its_labels, nodes)
         return self.bottoms[key]
 
     def _looked_through(self, value: FlatValue, labels: Labels) -> Iterator[tuple]:

@@ -120,9 +120,9 @@ def _update(
     while todo:
         v = todo.pop()
         i = graph.maker.get(v)
-        moves = i is not None and graph.eqns[i].primitive.name in _UPDATE
         # a number may be read by every update: what it is made of is followed once
-        if v.aval.ndim and moves and not graph.is_given(v):
+        followed = v.aval.ndim and not graph.is_given(v)
+        if i is not None and followed and graph.eqns[i].primitive.name in _UPDATE:
             if i not in eqns:
                 eqns.add(i)
                 todo += filter(is_var, graph.eqns[i].invars)

@@ -62,7 +62,7 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
         gone, here = not_kept(pair, found), {*pair.slots.values()}
         maker = lambda v: pair.body.eqns[pair.body.maker[v]]
         how = "elementwise of other residuals"
-        row = lambda v, *words: residual(v.aval, maker(v), *words, pair.shards(v))
+        row = lambda v, how, sign: residual(v.aval, maker(v), how, sign, pair.shards(v))
         rows = [row(v, how, 1) for v in gone]
         kept = (v for v in found.variables if v not in here)
         rows += [row(v, "others are made of it", -1) for v in kept]
