@@ -90,6 +90,8 @@ def _params(eqn) -> Hashable:
     """What tells two equations of a primitive apart, operands excepted."""
     if _compat.has_side_effects(eqn):
         return id(eqn)
+    if any(map(_holds_constants, jaxprs.bodies(eqn))):  # their text leaves these out
+        return id(eqn)
     text = lambda x: str(x) if jaxprs.is_body(x) else x
     found = tuple((k, text(v)) for k, v in sorted(eqn.params.items()))
     try:
@@ -97,6 +99,11 @@ def _params(eqn) -> Hashable:
     except TypeError:
         return id(eqn)
     return found
+
+
+def _holds_constants(body) -> bool:
+    inner = (one for eqn in jaxprs.walk(body) for one in jaxprs.bodies(eqn))
+    return any(jaxprs.split(one)[1] for one in (body, *inner))
 
 
 def _atom(atom) -> Hashable:
