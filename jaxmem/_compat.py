@@ -496,7 +496,7 @@ def _fused_call(fused: Any, form: Any, scale: float, arrays: dict) -> tuple:
 
 
 def splash_attention_grads(kernel: Any, q, k, v, o, total, g) -> tuple:
-    """Gradients of q, k and v, of one example, by a `SplashAttentionKernel`.
+    """Gradients of q, k and v, [heads, length, size], by a `SplashAttentionKernel`.
 
     JAX's own backward pass begins with the forward one, of which the results are here.
     """

@@ -59,6 +59,7 @@ class Tracer:
     def __init__(self, hlo: Hlo):
         self.hlo = hlo
         self._known: dict[tuple[str, tuple[int, ...]], Origin] = {}
+        self._kernels: dict[str, Origin] = {}
 
     def origin(self, name: str, index: tuple[int, ...] = ()) -> Origin:
         """The operation that computes the array `name{index}`."""
@@ -69,6 +70,11 @@ class Tracer:
 
     def kernel(self, name: str) -> Origin:
         """What an instruction was compiled from: its name, else what it computes."""
+        if name not in self._kernels:
+            self._kernels[name] = self._of_kernel(name)
+        return self._kernels[name]
+
+    def _of_kernel(self, name: str) -> Origin:
         made = self.hlo.instruction(name)
         if made is not None and _informative(made):
             return self._origin(made, made, "copy")

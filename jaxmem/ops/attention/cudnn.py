@@ -19,27 +19,19 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.ops.attention import block
 from jaxmem.ops.attention.block import MASKED, Extras, Rules
-from jaxmem.ops.attention.cudnn_rules import HEADS, CudnnForm, form_of, refusal, suits
+from jaxmem.ops.attention.cudnn_rules import HEADS, CudnnForm, form_of, suits
+from jaxmem.ops.attention.cudnn_rules import refusal as refusal
 from jaxmem.ops.attention.mapped import joins_batch
 from pallas_kernels.attention import all_of
-from pallas_kernels.lowering import KernelCandidate, warn_once
+from pallas_kernels.lowering import warn_once
+
+PLATFORM, NAME = "cuda", "cuDNN's attention"
 
 
-def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
-    """cuDNN's pass `run` for these inputs, if it takes them.
-
-    Args:
-      name: "forward" or "backward".
-      run: of the arrays of the pass, as XLA's is.
-      rules: of the attention.
-      inputs: (q, k, bias, extras).
-    """
-    if refusal(rules, *inputs):
-        return ()
-    form, keys = form_of(rules, inputs[3]), inputs[1].shape[1]
-    wins = functools.partial(_wins, form, keys)
-    what = f"cuDNN's attention, {name}"
-    return (KernelCandidate("cuda", wins, run, "", what, vmaps=True),)
+def wins(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras):
+    """A predicate of a GPU: whether its cuDNN does what `refusal` has let through."""
+    del q, bias
+    return functools.partial(_wins, form_of(rules, extras), k.shape[1])
 
 
 def _wins(form: CudnnForm, keys: int, device: Any) -> bool:

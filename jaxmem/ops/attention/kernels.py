@@ -11,12 +11,12 @@ import functools
 from typing import Any, NamedTuple
 
 from jaxmem.ops.attention import blockwise, cudnn, splash
-from jaxmem.ops.attention.block import Extras
+from jaxmem.ops.attention.block import Extras, Rules
 from jaxmem.ops.attention.blockwise import AttentionBlocks
-from jaxmem.ops.attention.cudnn_rules import refusal
 from jaxmem.ops.codes.quantization import Quantization
 from pallas_kernels.attention import Inputs
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
+from pallas_kernels.lowering import KernelCandidate
 
 _DIFFERENTIATED = ("q", "k", "v", "bias")
 
@@ -47,14 +47,28 @@ def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
         xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
         tpu=on("tpu"),
         gpu=on("gpu"),
-        others=[
-            candidate
-            for maker in (cudnn, splash)
-            for candidate in maker.candidates(
-                "forward", functools.partial(maker.forward, rules), rules, inputs
-            )
-        ],
+        others=_of_others("forward", rules, inputs),
     )
+
+
+def _takers(rules: Rules, inputs: tuple) -> list[Any]:
+    """The modules of other makers' kernels that take (q, k, bias, extras)."""
+    return [maker for maker in (cudnn, splash) if not maker.refusal(rules, *inputs)]
+
+
+def _of_others(name: str, rules: Rules, inputs: tuple, *more) -> list[KernelCandidate]:
+    """Their kernels for a pass, "forward" or "backward"; `more`: what is static."""
+    return [
+        KernelCandidate(
+            platform=maker.PLATFORM,
+            wins=maker.wins(rules, *inputs),
+            run=functools.partial(getattr(maker, name), rules, *more),
+            reason="",
+            name=f"{maker.NAME}, {name}",
+            vmaps=True,
+        )
+        for maker in _takers(rules, inputs)
+    ]
 
 
 def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> bool:
@@ -62,8 +76,7 @@ def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> boo
     if considered("attention", call.implementation, q):
         return True
     own = call.implementation is None and call.save is None
-    asked = call.blocks.rules, q, k, bias, extras
-    return own and not (refusal(*asked) and splash.refusal(*asked))
+    return own and bool(_takers(call.blocks.rules, (q, k, bias, extras)))
 
 
 def backward(
@@ -89,16 +102,7 @@ def backward(
     inputs = saved["q"], saved["k"], saved.get("bias"), extras
     rules, others = call.blocks.rules, ()
     if "v" in saved and "bias" not in wanted:
-        others = [
-            candidate
-            for maker in (cudnn, splash)
-            for candidate in maker.candidates(
-                "backward",
-                functools.partial(maker.backward, rules, wanted),
-                rules,
-                inputs,
-            )
-        ]
+        others = _of_others("backward", rules, inputs, wanted)
     return dispatch(
         *("attention", call.implementation, saved, g),
         xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),

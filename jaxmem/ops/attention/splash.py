@@ -5,8 +5,8 @@ these kernels' and the other XLA's. They keep one number a row, the logarithm of
 of the exponentials: that stands for the row's maximum, and the logarithm beside it
 is 0. They multiply the queries by the scale before the product, in the queries' dtype.
 
-What they take is what means the same there as here, and takes no more memory than XLA's
-blocks. The rest is computed by XLA.
+What they take is what means the same there as here, in arrays that a TPU does not pad.
+The rest is computed by XLA.
 
 Source:
   Dao, "FlashAttention-2" (2023); JAX's splash attention.
@@ -23,8 +23,8 @@ from jaxmem import _compat
 from jaxmem.ops.attention.block import Extras, Rules
 from jaxmem.ops.attention.mapped import joins_batch
 from pallas_kernels import simulated_platform
-from pallas_kernels.lowering import KernelCandidate
 
+PLATFORM, NAME = "tpu", "JAX's splash attention"
 _SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"  # imported when it may run
 _LANES = 128
 _LARGEST = 512  # positions of a block, as MaxText has them
@@ -91,19 +91,10 @@ def refusal(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras) -> str:
     return ""
 
 
-def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
-    """The kernels' pass `run` for these inputs, if they take them.
-
-    Args:
-      name: "forward" or "backward".
-      run: of the arrays of the pass, as XLA's is.
-      rules: of the attention.
-      inputs: (q, k, bias, extras).
-    """
-    if refusal(rules, *inputs):
-        return ()
-    what = f"JAX's splash attention, {name}"
-    return (KernelCandidate("tpu", lambda device: True, run, "", what, vmaps=True),)
+def wins(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras):
+    """A predicate of a device that is a TPU: they run on all of them."""
+    del rules, q, k, bias, extras
+    return lambda device: True
 
 
 # -- the passes
