@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import publish
+from benchmarks._common import MIB, publish
 from benchmarks.cpu import MODELS, TX, Way, arguments, step_of
 from benchmarks.models import Stack, mean_square
 from benchmarks.time import rank_correlation
@@ -31,7 +31,6 @@ from jaxmem.memory.time.schedule import timed, total
 ROUNDS = 7
 COLUMNS = ("step", "measured ms", "predicted ms", "ratio")
 F32 = jnp.float32
-MIB = 2**20
 
 # -- the machine
 
@@ -39,14 +38,15 @@ MIB = 2**20
 def took(fn: Callable, *args, times: int = 5) -> float:
     """Seconds of a compiled function, the shortest of some runs."""
     run = jax.jit(fn)
+    once(run, *args)
+    return min(once(run, *args) for _ in range(times))
+
+
+def once(run: Callable, *args) -> float:
+    """Seconds of one run."""
+    start = time.perf_counter()
     jax.block_until_ready(run(*args))
-
-    def once() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(run(*args))
-        return time.perf_counter() - start
-
-    return min(once() for _ in range(times))
+    return time.perf_counter() - start
 
 
 def polynomial(x):
@@ -57,7 +57,7 @@ def polynomial(x):
 
 
 def small_operations(x):
-    """4,000 operations on 64 numbers, each of which needs the one before."""
+    """8,000 operations on 64 numbers, each of which needs the one before."""
 
     def step(x, _):
         for _ in range(4):  # a sum over them is not fused with what follows
@@ -188,10 +188,9 @@ def measured(runs: Mapping[str, tuple[Any, tuple]]) -> dict[str, float]:
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for k in range(-1, ROUNDS):  # one to warm up
         for name, (run, args) in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run(*args))
+            spent = once(run, *args)
             if k >= 0:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(spent)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 

@@ -10,9 +10,10 @@ on where it was stopped.
 """
 
 import sys
+from functools import partial
 
 import jaxmem
-from benchmarks._common import MIB, Row, publish_some, published, same_library
+from benchmarks._common import MIB, publish_some, unless_known
 from jaxmem.scheduling import BudgetError
 from tests.programs import PROGRAMS, Program
 
@@ -53,15 +54,9 @@ def measure(program: Program) -> list:
     return [plain / MIB, ours / MIB, budget / MIB, said, peak / MIB if peak else ""]
 
 
-def measure_unless_known(program: Program) -> list:
-    known = {row[0]: Row(row[1:], row.commit) for row in published(FILE)}
-    found = known.get(program.name)
-    same = found is not None and same_library(found.commit)
-    return found if same else measure(program)
-
-
 def main() -> None:
-    cases = {(p.name,): lambda p=p: measure_unless_known(p) for p in PROGRAMS}
+    known = lambda p: unless_known(FILE, (p.name,), lambda: measure(p))
+    cases = {(p.name,): partial(known, p) for p in PROGRAMS}
     publish_some(FILE, COLUMNS, cases, sys.argv[1:])
 
 

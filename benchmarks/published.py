@@ -12,11 +12,12 @@ as if it had no mask. Rows of this jaxmem are kept: it goes on where it was stop
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks._common import Row, publish_some, published, same_library
+from benchmarks._common import publish_some, unless_known
 from benchmarks.published_steps import Model, Recipe, step_of
 
 FILE = "published"
@@ -139,6 +140,13 @@ def v6e(devices: int, model: Model, batch: int, offloaded: tuple[str, ...], **mo
     return Recipe("tpu-v6e", devices, model, batch, how.pop("tokens", 8192), **how)
 
 
+def llama_2_7b(batch: int) -> Recipe:
+    """On 8 H100."""
+    kept = (*MINIMAL, "context")
+    how = {"rolled": False, "options": _GPU}
+    return Recipe("h100", 8, LLAMA_2_7B, batch, 4096, kept, **how)
+
+
 STEPS: Mapping[str, Published] = {
     "Llama-3.1-8B, 8 chips, 3 x 8192": Published(
         v6e(
@@ -215,21 +223,9 @@ STEPS: Mapping[str, Published] = {
         _MAXTEXT + "tpu/v5e",
         flops=132e12,
     ),
-    "Llama-2-7B, 8 GPUs, 2 x 4096": Published(
-        Recipe(
-            *("h100", 8, LLAMA_2_7B, 2, 4096, (*MINIMAL, "context")),
-            rolled=False,
-            options=_GPU,
-        ),
-        _TOOLBOX,
-        seconds=0.721,
-    ),
+    "Llama-2-7B, 8 GPUs, 2 x 4096": Published(llama_2_7b(2), _TOOLBOX, seconds=0.721),
     "Llama-2-7B, 8 GPUs, 4 x 4096": Published(
-        Recipe(
-            *("h100", 8, LLAMA_2_7B, 4, 4096, (*MINIMAL, "context")),
-            rolled=False,
-            options=_GPU,
-        ),
+        llama_2_7b(4),
         _MAXTEXT + "gpu/a3/llama_2_7b",
         flops=492e12,
     ),
@@ -255,19 +251,10 @@ def measure(step: Published) -> list:
     return [step.source, step.took, time.seconds, ratio, *shares, 100 * time.mfu]
 
 
-def measure_unless_known(key: tuple[str, str], step: Published) -> list:
-    known = {tuple(row[:2]): Row(row[2:], row.commit) for row in published(FILE)}
-    found = known.get(key)
-    same = found is not None and same_library(found.commit)
-    return found if same else measure(step)
-
-
 def cases() -> dict[tuple[str, ...], Callable]:
     keys = {(one.recipe.chip, name): one for name, one in STEPS.items()}
-    return {
-        key: lambda k=key, o=one: measure_unless_known(k, o)
-        for key, one in keys.items()
-    }
+    known = lambda key: unless_known(FILE, key, lambda: measure(keys[key]))
+    return {key: partial(known, key) for key in keys}
 
 
 if __name__ == "__main__":

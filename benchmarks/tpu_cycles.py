@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 
 import jax
-from jax.experimental import topologies
 
 import jaxmem
 from benchmarks import blocks
 from benchmarks._xla_costs import CYCLES, Costed, keep
 from jaxmem.chips import CHIPS, compiler_folders, get_target, topology, traced_for
+from jaxmem.memory.compile.worker_compile import devices_for
 
 CHOSEN = ("tpu-v5e", "tpu-v5p", "tpu-v6e")
 MODELS = ("BERT-Large, 8 x 512", "GPT-2 medium, 4 x 1024", "ViT-L, 16 x 256")
@@ -27,16 +27,13 @@ def step_of(model: str, policy: str) -> tuple:
     return gradient(jaxmem.substitute(module) if policy == SUBSTITUTE else module)
 
 
-def compiled_text(step, args, chip: str) -> str:
-    """The module as libtpu leaves it at the end, with its cycles."""
-    asked = topology(chip, 1)
-    asked = {"topology_name": asked["topology"], **asked["options"]}
-    device = topologies.get_topology_desc(platform="tpu", **asked).devices[0]
-    place = jax.sharding.SingleDeviceSharding(device)
+def compiled_text(step, args, chip: str, **options) -> str:
+    """The module as the compiler leaves it at the end, with what it says of costs."""
+    place = jax.sharding.SingleDeviceSharding(devices_for(topology(chip, 1))[0])
     there = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
     with traced_for(get_target(chip)):
         lowered = jax.jit(step).lower(*jax.tree.map(there, args))
-    return lowered.compile().as_text()
+    return lowered.compile(compiler_options=options or None).as_text()
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
