@@ -69,10 +69,10 @@ def test_the_price_of_a_sum_over_devices(closed, places):
     own = 4 * SIZE * ROWS // 4
     assert (pair.sent(first), pair.sent(second)) == (0, own)
     machine = MACHINES["h100"]
-    wanted = seconds(second, machine) + 8 * own / machine.link
+    wanted = seconds(second, machine) / 8 + own / machine.link
     price = pair.priced(price_at(RATE, "h100"))
     assert price(second) == pytest.approx(RATE * wanted, rel=1e-12)
-    assert price(first) == pytest.approx(RATE * seconds(first, machine), rel=1e-12)
+    assert price(first) == pytest.approx(RATE * seconds(first, machine) / 8)
     # at no price is what has to be sent recomputed
     assert pair.priced(price_at(None, "h100"))(second) is None
 
@@ -115,3 +115,37 @@ def test_what_first_layers_gather_again_is_a_part_of_their_price(closed):
     assert sum(row.seconds for row in gathers) == pytest.approx(cost)
     (alone,) = rewrites(pairs(closed), config, "h100")
     assert not list(alone.gathered)
+
+
+def test_a_cut_keeps_the_fewest_bytes_of_one_device():
+    """A copy on each device is larger than its product with rows that are spread."""
+
+    def loss(w, x):
+        def layer(total, w):
+            square = jnp.cosh(w)
+            return total + jnp.sum(jnp.sin(x @ square)), None
+
+        return lax.scan(layer, 0.0, w)[0]
+
+    def price(eqn, sent=0.0):  # a product is cheap, and what is made of a weight dear
+        if eqn.primitive.name in ("cosh", "sinh"):
+            return None
+        return 1.0 if eqn.primitive.name == "dot_general" else 0.0
+
+    side = 128
+    shapes = (LAYERS, side, side), (2 * side, side)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    closed = jaxprs.trace(jax.grad(loss), *args).jaxpr
+    mesh = jaxmem.target_mesh("h100", (8,), ("data",))
+    places = [NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))]
+    spread = of_shardings(closed, places)
+
+    def kept(given):
+        (pair,) = pairs(closed, given)
+        found = cut(pair, price)
+        assert found.bytes == pair.kept_on_device(found.variables)
+        return {v.aval.shape for v in found.variables}
+
+    copy, rows = (side, side), (2 * side, side)
+    assert rows not in kept(None) and copy in kept(None)
+    assert rows in kept(spread)

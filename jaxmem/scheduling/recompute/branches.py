@@ -16,7 +16,7 @@ from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.nested_parts import made_apart
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, residual
 from jaxmem.scheduling.recompute.minimum_cut import needed
@@ -43,14 +43,15 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
             return
         jaxpr = made_apart(level.jaxpr, graph, left)
         graph = JaxprGraph(jaxpr)
-        pair = _pair(graph)
-        found = cut(pair, fused_only)
+        inside = partial(spreads_in, jaxpr, level.spreads)
+        pair = replace(_pair(graph), inside=inside)
+        # what a `cond` sends nobody can tell
+        found = cut(pair, lambda eqn, sent=0.0: fused_only(eqn))
         # the compiler's order may hold one of them more in the backward pass
-        more = 0 if level.compared else max(map(size_of, pair.slots.values()))
+        own = pair.inside().bytes_of
+        more = 0 if level.compared else max(map(own, pair.slots.values()))
         if found.cost + more < pair.bytes:
-            # it says what rows are of; what a `cond` sends nobody can tell
-            inside = partial(spreads_in, jaxpr, level.spreads)
-            yield jaxpr, replace(pair, inside=inside), found
+            yield jaxpr, pair, found
 
     def apply(self, level: Level, rewrite: tuple[Any, Pair, Cut]) -> Any:
         jaxpr, pair, found = rewrite

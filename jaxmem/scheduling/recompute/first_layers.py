@@ -23,7 +23,7 @@ from jaxmem._checks import Range
 from jaxmem.chips import get_target
 from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.scans import kept_size, run_body, scan_like, split
+from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level
@@ -220,15 +220,15 @@ def _kept_less(
     same: FirstLayersRewrite, price: PriceWithSends, layers: int
 ) -> FirstLayersRewrite | None:
     """What the first layers keep at a price; None where that is what all keep."""
-    body, wanted = same.body, list(same.kept)
+    body, pair, wanted = same.body, same.pair, list(same.kept)
     anyway = {id(body.eqns[i]) for i in same.anyway}
-    priced = same.pair.priced(price)
+    priced = pair.priced(price)
     beyond = lambda eqn: 0.0 if id(eqn) in anyway else priced(eqn)
-    found = least(body, wanted, same.pair.free, beyond)
+    found = least(body, wanted, pair.free, beyond, pair.inside().kept_bytes_of)
     rewrite = replace(same, kept=tuple(found), layers=layers)
     prices = (price_of(body, i, beyond) or 0.0 for i in rewrite.beyond)
-    cost = sum(map(kept_size, found)) + sum(prices)
-    return rewrite if cost < sum(map(kept_size, wanted)) else None
+    cost = pair.kept_on_device(found) + sum(prices)
+    return rewrite if cost < pair.kept_on_device(wanted) else None
 
 
 def _with_recomputation(closed, plan: FirstLayersRewrite):

@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import is_var, kept_size
+from jaxmem.ir.scans import is_var
 
 # of an equation; None: never recomputed
 Price = Callable[[Any], float | None]
@@ -74,12 +74,12 @@ def least(
     wanted: Iterable[Any],
     free: set[Any],
     price: Price,
-    size: Callable[[Any], int] = kept_size,
+    size: Callable[[Any], float],
 ):
     """Variables to keep so that all of `wanted` can be made of them and of `free`."""
     # `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
     # otherwise be kept; None where it may not be recomputed. `size(variable)` is what
-    # keeping it counts for.
+    # keeping it counts for. Both are of one device.
     wanted = [v for v in dict.fromkeys(wanted) if v not in free]
     prices, makers = _reachable(graph, wanted, free, price)
     first = {v: 2 + 2 * i for i, v in enumerate(makers)}

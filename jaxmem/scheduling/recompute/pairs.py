@@ -17,7 +17,7 @@ from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
+from jaxmem.ir.scans import is_on_host, is_var, split, xs_of
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.scheduling.recompute.minimum_cut import (
     Price,
@@ -76,12 +76,7 @@ class Pair:
 
     @property
     def bytes(self) -> int:
-        """Bytes that a layer stacks for the backward scan alone."""
-        return sum(map(size_of, self.slots.values()))
-
-    @property
-    def device_bytes(self) -> int:
-        """The same on one device."""
+        """Bytes that a layer stacks on one device, for the backward scan alone."""
         return sum(map(self.inside().bytes_of, self.slots.values()))
 
     def share(self, i: int) -> float:
@@ -106,9 +101,15 @@ class Pair:
         """A price of the equations of the forward body, with what they send."""
         if self.inside().mesh is None:
             return price
-        # of all devices together, as bytes and seconds are
         workers = self.inside().workers
-        return lambda eqn: price(eqn, workers(eqn) * self.sent(eqn))
+
+        # of one device, as bytes are; what it sends is of one already
+        def priced(eqn) -> float | None:
+            n = workers(eqn)
+            cost = price(eqn, n * self.sent(eqn))
+            return cost and cost / n
+
+        return priced
 
     def shards(self, v) -> int:
         """Over how many devices a variable of the forward body is spread."""
@@ -124,7 +125,7 @@ class Cut:
     variables: tuple[Any, ...]  # of the forward body, that are kept
     # residuals that come from the iteration before
     loop_carried: tuple[LoopCarried, ...]
-    bytes: int  # of what is kept
+    bytes: float  # of what is kept of a layer, on one device
     price: float  # of what is recomputed
     # positions of the equations that are evaluated a second time
     recomputed: tuple[int, ...]
@@ -160,7 +161,8 @@ def named(pair: Pair) -> dict[Any, str]:
 def cut_by_names(pair: Pair, price: PriceWithSends) -> Cut:
     """The cheapest cut that keeps what has a name, and otherwise only what it must."""
     names = named(pair)
-    size = lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
+    own = pair.inside().kept_bytes_of
+    size = lambda v: own(v) * (1 if v in names else _UNNAMED)
     return _cut(pair, pair.priced(price), (), size)
 
 
@@ -176,15 +178,19 @@ def cut(pair: Pair, price: PriceWithSends, loop_carried: bool = True) -> Cut:
 
 
 def _cut(
-    pair: Pair, price: Price, carried: tuple[LoopCarried, ...], size=kept_size
+    pair: Pair,
+    price: Price,
+    carried: tuple[LoopCarried, ...],
+    size: Callable[[Any], float] | None = None,
 ) -> Cut:
+    size = size or pair.inside().kept_bytes_of
     apart = {x.slot for x in carried}
     now = [v for slot, v in pair.slots.items() if slot not in apart]
     wanted = [*now, *(x.source for x in carried)]
     kept = tuple(least(pair.body, wanted, pair.free, price, size))
     recomputed = tuple(needed(pair.body, wanted, {*kept, *pair.free}))
     prices = (price_of(pair.body, i, price) or 0.0 for i in recomputed)
-    return Cut(kept, carried, sum(map(kept_size, kept)), sum(prices), recomputed)
+    return Cut(kept, carried, pair.kept_on_device(kept), sum(prices), recomputed)
 
 
 def _inside(closed, given: InputSpreads | None, eqn) -> Spreads:

@@ -6,12 +6,12 @@ segments of its own of T layers, which keep L / S inputs, S / T of them and what
 layers keep, for up to two forward passes more (section 4.4).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.ir.costs import MACHINES, seconds
-from jaxmem.ir.scans import is_var, kept_size
+from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
@@ -59,14 +59,8 @@ class Segments:
 
     @property
     def bytes(self) -> int:
-        return self._bytes(lambda variables: sum(map(kept_size, variables)))
-
-    @property
-    def device_bytes(self) -> int:
-        """The same on one device."""
-        return self._bytes(self.pair.kept_on_device)
-
-    def _bytes(self, of: Callable[[Iterable[Any]], float]) -> int:
+        """What is kept at one time, on one device."""
+        of = self.pair.kept_on_device
         starts = sum(self.counts) * of(self.starts)
         return int(starts + self.sizes[-1] * of(self.layer.instead))
 

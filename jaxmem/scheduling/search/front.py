@@ -205,7 +205,7 @@ def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
-    kept += sum(pair.device_bytes for pair in space.unrolled) if rate is None else 0
+    kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
     machine = MACHINES[space.target]
     cost = partial(seconds, machine=machine)
     times = (

@@ -78,7 +78,7 @@ def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
     within = _work(plans[0].layer.recomputed, machine, pair.inside())
     layer = _work(((eqn, 1) for eqn in plans[0].paid), machine, pair.inside())
     for plan in plans:
-        yield plan.sizes, _Figures(plan.device_bytes, within + plan.layers * layer)
+        yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
 
 
 def _work(
