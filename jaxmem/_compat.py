@@ -120,6 +120,38 @@ def in_context_of(eqn, fn, *args):
         return fn(*args)
 
 
+def in_mesh_in_context(jaxpr):
+    """A jaxpr whose equations, traced in no mesh, are in the one that is in context.
+
+    An equation is lowered in the mesh that it was traced in.
+    """
+    from jax._src.core import JaxprEqnContext
+
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def within(value):
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(within, value))
+        if isinstance(value, ClosedJaxpr):
+            return value.replace(jaxpr=in_mesh_in_context(value.jaxpr))
+        return in_mesh_in_context(value) if isinstance(value, Jaxpr) else value
+
+    def moved(eqn):
+        context = eqn.ctx
+        if context.cur_abstract_mesh.empty:
+            with context.manager, jax.sharding.use_abstract_mesh(mesh):
+                context = JaxprEqnContext()
+        params = {k: within(v) if _has_jaxpr(v) else v for k, v in eqn.params.items()}
+        return eqn.replace(ctx=context, params=params)
+
+    return jaxpr.replace(eqns=list(map(moved, jaxpr.eqns)))
+
+
+def _has_jaxpr(value) -> bool:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(x, (Jaxpr, ClosedJaxpr)) for x in values)
+
+
 def no_leak_check():
     """A context in which `jax.checking_leaks()` has no effect.
 

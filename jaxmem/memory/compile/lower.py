@@ -14,6 +14,7 @@ import jax
 from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxmem import _compat
 from jaxmem.chips import Target, chip_mesh, topology
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import walk
@@ -132,7 +133,7 @@ def lower(
     ):
         # the report names each donation that was not used
         warnings.filterwarnings("ignore", message="Some donated buffers were not")
-        exported = with_workspaces(_export(jitted, call, target))
+        exported = with_workspaces(_export(_for_device(jitted, call), call, target))
     request = {
         "target": topology(target.name, exported.nr_devices),
         "donate": tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated),
@@ -155,14 +156,18 @@ def lower(
 
 def _silent(traced: Any, call: FlatCall) -> tuple[Any, Any]:
     """(the `flat_function`, its `trace`) of a step that prints nothing."""
-    closed = without_prints(traced.jaxpr)
+    jitted = _of_jaxpr(without_prints(traced.jaxpr), call)
+    return jitted, trace(jitted, call)
+
+
+def _of_jaxpr(closed: Any, call: FlatCall) -> Any:
+    """A `flat_function` that evaluates a jaxpr."""
 
     def step(*leaves):
         return jaxprs.evaluate(closed, leaves)
 
     donate = tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
-    jitted = jax.jit(step, donate_argnums=donate)
-    return jitted, trace(jitted, call)
+    return jax.jit(step, donate_argnums=donate)
 
 
 def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
@@ -234,12 +239,31 @@ def _custom_calls(message: str) -> list[str]:
     return sorted(set(re.findall(r"custom_call @?\"?([\w.$]+)", message)))
 
 
+def _kernels(traced: Any) -> list[Any]:
+    """The equations that become kernels."""
+    return [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in _KERNELS]
+
+
+def _for_device(jitted: Any, call: FlatCall) -> Any:
+    """The function, whose kernels find the device of the mesh in context.
+
+    Those of a jaxpr that was made outside of it, as a scheduled step's is, would not.
+    """
+    if getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) is None:
+        return jitted
+    traced = trace(jitted, call)  # in this mesh; jax keeps it for the export
+    if not any(eqn.ctx.cur_abstract_mesh.empty for eqn in _kernels(traced)):
+        return jitted
+    jaxpr = _compat.in_mesh_in_context(traced.jaxpr.jaxpr)
+    return _of_jaxpr(traced.jaxpr.replace(jaxpr=jaxpr), call)
+
+
 @contextlib.contextmanager
 def _device_of(target: Target, traced: Any, call: FlatCall) -> Iterator[None]:
     """Lets kernels find out at lowering which chip they are for."""
     # A step with a mesh of its own admits no other mesh around it, and that mesh may be
     # of other devices: there, kernels that state what they need are checked here.
-    kernels = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in _KERNELS]
+    kernels = _kernels(traced)
     if target.platform == "cpu" or not kernels:
         yield
         return

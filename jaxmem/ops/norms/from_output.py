@@ -104,8 +104,10 @@ def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
     return checkpoint_name((index, columns), f"jaxmem_{norm.name}_guard")
 
 
-def _with_channels(norm: Norm, y: Array, index: Array, columns: Array) -> Array:
-    """y, with some of its channels replaced."""
+def _with_channels(
+    norm: Norm, y: Array, index: Array, columns: Array
+) -> tuple[Array, Array]:
+    """y, with some of its channels replaced; which they are, bool [channels]."""
     # By a gather, which is fused with what reads it: to write channels into y would
     # take a copy of it.
     (channel,) = norm.features
@@ -115,7 +117,8 @@ def _with_channels(norm: Norm, y: Array, index: Array, columns: Array) -> Array:
     exact = columns.astype(y.dtype).at[(slice(None),) * channel + (place,)]
     exact = exact.get(mode="promise_in_bounds")
     like = jax.ShapeDtypeStruct(y.shape, jnp.bool_)
-    return jnp.where(along(here.any(axis=0), like, norm.features), exact, y)
+    replaced = here.any(axis=0)
+    return jnp.where(along(replaced, like, norm.features), exact, y), replaced
 
 
 def _forward(norm: Norm, x, scale, bias, mask):
@@ -146,8 +149,9 @@ def recovery(norm: Norm, residuals, scale, bias, eps: float):
     w = _inverse(s, b, eps)
     shift = b
     if index is not None:
-        y = _with_channels(norm, y, index, columns)
-        w, shift = w.at[index].set(1.0), b.at[index].set(0.0)
+        y, replaced = _with_channels(norm, y, index, columns)
+        # by a choice, which is fused with what reads it, too
+        w, shift = jnp.where(replaced, 1.0, w), jnp.where(replaced, 0.0, b)
     return y, s, shift, w
 
 

@@ -1,0 +1,43 @@
+"""A search compiles a step with the kernels that it has on an absent chip."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem.ir import jaxprs
+
+SHAPE, LAYERS = (2, 256, 2, 64), 3
+
+
+def gradient(w, x):
+    """Of layers under `scan`, with attention in bfloat16."""
+
+    def layer(x, w):
+        x = x * w[None, None, None]
+        return x + jaxmem.ops.dot_product_attention(x, x, x, is_causal=True), None
+
+    return jax.grad(lambda w: jax.lax.scan(layer, x, w)[0].astype("float32").sum())(w)
+
+
+@pytest.fixture
+def args():
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    return like(LAYERS, SHAPE[-1]), like(*SHAPE)
+
+
+def test_the_compiled_plan_is_that_of_the_step(args):
+    step = jaxmem.schedule(gradient, target="h100", donate_argnums=())
+    plan = step.plan(*args).scheduled
+    report = jaxmem.estimate(step, *args, target="h100")
+    assert plan.temp_bytes == report.temp_bytes
+    assert plan.seconds == report.seconds
+    assert "custom-call" in str(plan.time)
+
+
+def test_a_jaxpr_keeps_its_kernels(args):
+    """Traced where no chip is told, in no context of one."""
+    closed = jaxprs.trace(gradient, *args).jaxpr
+    again = lambda *leaves: jaxprs.evaluate(closed, leaves)
+    want, got = (jaxmem.estimate(f, *args, target="h100") for f in (gradient, again))
+    assert (want.temp_bytes, want.seconds) == (got.temp_bytes, got.seconds)
