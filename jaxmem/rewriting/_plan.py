@@ -18,7 +18,7 @@ from jaxmem.rewriting._flat_graph import (
     made_of,
 )
 from jaxmem.rewriting._fold import folded
-from jaxmem.rewriting._match import head
+from jaxmem.rewriting._match import DEPTH, head
 from jaxmem.rewriting._pattern import Pattern
 from jaxmem.rewriting._views import MOVES
 
@@ -191,8 +191,6 @@ def _needed(rewrites: RewritePlan, covered: set[Node]) -> set[FlatValue]:
     return needed
 
 
-# Deeper than the deepest formula (a dropout inside attention, with its casts).
-DEPTH = 32
 # Larger integers are what random keys are folded with: another one in each layer.
 _SEED = 2.0**20
 _TELLING = (
