@@ -27,7 +27,11 @@ from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
-from jaxmem.scheduling.recompute.branches import RecomputeInBranches
+from jaxmem.scheduling.recompute.branches import (
+    InBranches,
+    RecomputeInBranches,
+    in_parts,
+)
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
@@ -119,6 +123,13 @@ class Rewritten:
         """The pairs of scans as they are before anything is recomputed."""
         levels = (record.entered[InSegments] for record in self.records)
         return tuple(p for level in levels for p in pairs(level.jaxpr, level.spreads))
+
+    @functools.cached_property
+    def branches(self) -> tuple[Pair, ...]:
+        """What forward `cond`s leave for backward ones, all being kept."""
+        levels = (record.entered[InBranches] for record in self.records)
+        found = (level.looked_at(in_parts) for level in levels)
+        return tuple(pair for both in found if both is not None for pair in both[1:])
 
     @property
     def lists(self) -> tuple[Any, ...]:
