@@ -105,7 +105,7 @@ def changed(expression, rng):
 
     def own(e):
         if isinstance(e, float):
-            return pick([-e, 2 * e, e + 1, 1 / e])
+            return pick([-e, 2 * e, e + 1, 1 / (e or 1.0)])
         if isinstance(e, str):
             return ("neg", e)
         name, *operands = e
