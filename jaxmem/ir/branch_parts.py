@@ -141,7 +141,8 @@ class Branches:
         return is_part(eqn)
 
     def belongs(self, group: JoinedGroup, i: int) -> bool:
-        return not group.has_whole or group.alone_reads(i)
+        fits = not group.has_whole or group.alone_reads(i)
+        return fits and not group.would_repeat(i)
 
     def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:
         """Whether there is a part, or one of which the others alone read."""

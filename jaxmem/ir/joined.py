@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.jaxprs import is_var
 
 Reads = Iterable[tuple[Any, Any]]  # (operand or result, how it is handed over)
@@ -80,17 +80,33 @@ def _groups(graph: JaxprGraph, kind: JoinableKind) -> Iterator[list[int]]:
     """Positions of equations that nothing else lies between."""
     # from the end, since a part is to be done where it is read
     found: list[JoinedGroup] = []
+    forward = _forward_keys(graph, kind)
     for i in reversed(range(len(graph.eqns))):
         key = kind.key(graph.eqns[i])
         same = [] if key is None else [g for g in found if g.key == key]
         same.sort(key=lambda group: not group.alone_reads(i))
         own = next((g for g in same if kind.belongs(g, i) and g.takes(i)), None)
         if own is None and key is not None:
-            found.insert(0, own := JoinedGroup(graph, kind, key))
+            own = JoinedGroup(graph, kind, key, has_forward=key in forward)
+            found.insert(0, own)
         for group in found:
             group.add(i) if group is own else group.pass_by(i)
     for group in found:
         yield group.positions[::-1]
+
+
+def _forward_keys(graph: JaxprGraph, kind: JoinableKind) -> set[Any]:
+    """The keys of what the forward pass does for more than others of that key."""
+    keys = [kind.key(eqn) for eqn in graph.eqns]
+    found = set()
+    for eqn, key in zip(graph.eqns, keys, strict=True):
+        if key is None or kind.is_part(eqn) or is_transposed(eqn):
+            continue
+        users = (k for v in eqn.outvars for k in graph.users.get(v, ()))
+        outside = not graph.outputs.isdisjoint(filter(is_var, eqn.outvars))
+        if outside or any(keys[k] != key for k in users):
+            found.add(key)
+    return found
 
 
 @dataclass
@@ -103,6 +119,8 @@ class JoinedGroup:
       key: what they have in common.
       positions: theirs.
       has_whole: whether one of them is no part.
+      has_forward: whether the forward pass has one like them that it needs itself.
+      is_late: whether one of them is of the backward pass.
       read: what they read, and how.
       ahead: variables of which something else makes what they read.
     """
@@ -112,6 +130,8 @@ class JoinedGroup:
     key: Any
     positions: list[int] = field(default_factory=list)
     has_whole: bool = False
+    has_forward: bool = False
+    is_late: bool = False
     read: dict[Any, set[Any]] = field(default_factory=dict)
     ahead: set[Any] = field(default_factory=set)
 
@@ -126,6 +146,14 @@ class JoinedGroup:
         users = {k for v in outs for k in self.graph.users.get(v, ())}
         return bool(users) and users <= {*self.positions}
 
+    def would_repeat(self, i: int) -> bool:
+        """Whether a part is kept from the forward pass, which does the same itself."""
+        eqn = self.graph.eqns[i]
+        again = is_transposed(eqn) or _compat.RECOMPUTED in _compat.name_stack(eqn)
+        return (
+            self.is_late and self.has_forward and self.kind.is_part(eqn) and not again
+        )
+
     def takes(self, i: int) -> bool:
         """Whether nothing between needs an equation, and it gives as they read."""
         return all(
@@ -137,6 +165,7 @@ class JoinedGroup:
         eqn = self.graph.eqns[i]
         self.positions.append(i)
         self.has_whole |= not self.kind.is_part(eqn)
+        self.is_late |= is_transposed(eqn)
         for v, how in self.kind.reads(eqn):
             if is_var(v):
                 self.read.setdefault(v, set()).add(how)

@@ -54,11 +54,11 @@ class _Parts:
     def __init__(self, eqn, body, args: Sequence[Any]):
         self.eqn, self.body = eqn, body
         self.read = {v for e in body.eqns for v in e.invars if is_var(v)}
-        specs = map(_normal, eqn.params["in_specs"])
+        specs = map(normal_spec, eqn.params["in_specs"])
         pairs = zip(body.invars, args, specs, strict=True)
         self.known = {v: (x, spec) for v, x, spec in pairs}
         self.outs: list[Any] = [None] * len(body.outvars)
-        self.specs = [*map(_normal, eqn.params["out_specs"])]
+        self.specs = [*map(normal_spec, eqn.params["out_specs"])]
 
     def run(self) -> list[Any]:
         for inner in self.body.eqns:
@@ -102,16 +102,17 @@ class _Parts:
         known = [self.known[v] for v in given]
 
         def body(*shards):
-            own = {v: _as(x, v.aval.ndim) for v, x in zip(given, shards, strict=True)}
+            pairs = zip(given, shards, strict=True)
+            own = {v: as_rank(x, v.aval.ndim) for v, x in pairs}
             outs = run([own[v] if is_var(v) else v.val for v in invars])
             # a number of each device is spread as an array of one element
             ranks = (
                 max(v.aval.ndim, len(s))
                 for v, s in zip(outvars, out_specs, strict=True)
             )
-            return tuple(map(_as, outs, ranks))
+            return tuple(map(as_rank, outs, ranks))
 
-        one = _like(self.eqn, body, [spec for _, spec in known], out_specs)
+        one = like_map(self.eqn, body, [spec for _, spec in known], out_specs)
         return list(_compat.in_context_of(self.eqn, one, *(x for x, _ in known)))
 
     def lifted(self, v) -> PartitionSpec:
@@ -120,15 +121,15 @@ class _Parts:
         if self.eqn.params["check_vma"]:
             names &= v.aval.manual_axis_type.varying
         order = tuple(n for n in self.eqn.params["mesh"].axis_names if n in names)
-        return _normal((order,))
+        return normal_spec((order,))
 
 
-def _as(x, rank: int) -> Any:
+def as_rank(x, rank: int) -> Any:
     """A number as an array of one element, or the reverse; any other array as it is."""
     return x if jnp.ndim(x) == rank else jnp.reshape(x, (1,) * rank)
 
 
-def _normal(spec) -> PartitionSpec:
+def normal_spec(spec) -> PartitionSpec:
     """A specification in one way of writing it."""
     parts = [p[0] if isinstance(p, tuple) and len(p) == 1 else p for p in spec]
     parts = [None if p == () else p for p in parts]
@@ -149,10 +150,10 @@ class Maps:
         return eqn.params["mesh"], mapped_axes(eqn), eqn.params["check_vma"]
 
     def reads(self, eqn) -> Reads:
-        return zip(eqn.invars, map(_normal, eqn.params["in_specs"]), strict=True)
+        return zip(eqn.invars, map(normal_spec, eqn.params["in_specs"]), strict=True)
 
     def makes(self, eqn) -> Reads:
-        return zip(eqn.outvars, map(_normal, eqn.params["out_specs"]), strict=True)
+        return zip(eqn.outvars, map(normal_spec, eqn.params["out_specs"]), strict=True)
 
     def is_part(self, eqn) -> bool:
         return len(operations_of(eqn)) < 2
@@ -183,14 +184,14 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
         once = _OnlyOnce()
         for eqn in eqns:
             inner = jaxprs.bodies(eqn)[0]
-            specs = map(_normal, eqn.params["in_specs"])
+            specs = map(normal_spec, eqn.params["in_specs"])
             pairs = zip(eqn.invars, specs, inner.invars, strict=True)
-            ins = [_typed(_read(env, v, spec), w) for v, spec, w in pairs]
+            ins = [typed_like(_read(env, v, spec), w) for v, spec, w in pairs]
             outs = jaxprs.evaluate(inner, ins, once)
             env.update(((v, None), x) for v, x in zip(eqn.outvars, outs, strict=True))
         return tuple(env[v, None] for v in wanted)
 
-    one = _like(eqns[0], body, [spec for _, spec in given], [*wanted.values()])
+    one = like_map(eqns[0], body, [spec for _, spec in given], [*wanted.values()])
     arrays = [values.read(v) for v, _ in given]
     outs = _compat.in_context_of(eqns[-1], one, *arrays)
     known = dict(zip(wanted, outs, strict=True))
@@ -243,13 +244,13 @@ def _read(env: Mapping[Any, Any], v, spec: PartitionSpec) -> Any:
     return env[v, None] if (v, None) in env else env[v, spec]
 
 
-def _typed(x, v) -> Any:
+def typed_like(x, v) -> Any:
     """A value typed to differ along the axes along which a variable does."""
     missing = v.aval.manual_axis_type.varying - _compat.varying_axes(x)
     return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
-def _like(eqn, body: Callable, in_specs: Sequence, out_specs: Sequence) -> Callable:
+def like_map(eqn, body: Callable, in_specs: Sequence, out_specs: Sequence) -> Callable:
     """A `shard_map` over the mesh and the axes of that of `eqn`."""
     return jax.shard_map(
         body,

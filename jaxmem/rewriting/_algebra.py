@@ -1,12 +1,13 @@
 """Products and sums taken apart: factors with exponents, terms with signs, a number."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.rewriting._flat_graph import FlatValue
 from jaxmem.rewriting._fold import Number, folded, plus, power, times
-from jaxmem.rewriting._views import Labels, View, elementwise
+from jaxmem.rewriting._views import Labels, View, bottom, elementwise
 
 # So `x / sqrt(v)` is `x * rsqrt(v)`, and `0.5 * x * (1 + t)` is `x * (0.5 * (1 + t))`.
 POWERS = {"mul": (1, 1), "div": (1, -1), "square": (2,), "sqrt": (0.5,)}
@@ -152,6 +153,49 @@ def is_product(value: FlatValue) -> bool:
 
 def is_sum(value: FlatValue) -> bool:
     return value.node is not None and value.node.name in SIGNS
+
+
+def operations_in(
+    value: FlatValue, holes: Container[FlatValue] = frozenset()
+) -> dict[str, int]:
+    """The operations that a value is a product or a sum of, by the steps to each.
+
+    "sum" among them is a sum of two values that are neither numbers nor `holes`.
+    """
+    last = bottom(value)
+    for one in operands_first(last, _unread):
+        if one.within is None:
+            one.within = _operations_in(one, holes)
+    assert last.within is not None
+    return last.within
+
+
+def _unread(value: FlatValue) -> list[FlatValue]:
+    operands = _operands_of(value) if value.within is None else []
+    return [v for v in operands if v.within is None]
+
+
+def _operands_of(value: FlatValue) -> list[FlatValue]:
+    """What a product or a sum is made of, numbers apart."""
+    opened = folded(value) is None and (is_product(value) or is_sum(value))
+    operands = value.node.ins if opened and value.node is not None else []
+    return [bottom(v) for v in operands if folded(v) is None]
+
+
+def _operations_in(value: FlatValue, holes: Container[FlatValue]) -> dict[str, int]:
+    """`operations_in`, of a value whose operands know theirs."""
+    if folded(value) is not None or value.node is None:
+        return {}
+    if not (is_product(value) or is_sum(value)):
+        # A softmax's shift may be cut from the gradient or not.
+        name = value.node.name
+        return {} if name == "stop_gradient" else {name: 0}
+    operands = [v for v in _operands_of(value) if v not in holes]
+    found = {"sum": 0} if is_sum(value) and len(operands) > 1 else {}
+    for operand in operands:
+        for name, steps in (operand.within or {}).items():
+            found[name] = min(steps + 1, found.get(name, steps + 1))
+    return found
 
 
 def without_numbers(law: Law, items, const: Number) -> tuple[list, Number]:

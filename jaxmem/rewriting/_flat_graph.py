@@ -20,13 +20,15 @@ OWN_RULE = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 class FlatValue:
     """One array in the graph: who makes it, who uses it, and its value if known."""
 
-    __slots__ = ("aval", "node", "known", "users", "folded", "bottom")
+    __slots__ = ("aval", "node", "known", "users", "folded", "bottom", "within")
 
     def __init__(self, aval, node=None, known=None):
         self.aval, self.node, self.known = aval, node, known
         self.users: list[Node] = []
         self.folded: Any = ()
         self.bottom: FlatValue | None = None  # below casts and views, once known
+        # What products and sums lead to, and after how many; once known.
+        self.within: dict[str, int] | None = None
 
     @property
     def is_known(self) -> bool:

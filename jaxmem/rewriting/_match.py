@@ -16,14 +16,16 @@ from jaxmem.rewriting._algebra import (
     PRODUCT,
     SUM,
     Decomposed,
+    Item,
     Law,
     Opener,
     is_product,
     is_sum,
+    operations_in,
     without_numbers,
 )
 from jaxmem.rewriting._flat_graph import FlatValue, Node
-from jaxmem.rewriting._fold import Number, folded, times
+from jaxmem.rewriting._fold import Number, folded, plus, times
 from jaxmem.rewriting._goals import Step, done, solutions
 from jaxmem.rewriting._match_inputs import InputMatcher
 from jaxmem.rewriting._partial_match import PartialMatch, TracedFormula
@@ -52,7 +54,8 @@ IGNORED = frozenset(
     + ["new_dtype", "weak_type", "dtype", "inplace"]
 )
 
-
+# Deeper than the deepest formula (a dropout inside attention, with its casts).
+DEPTH = 32
 # A formula of many like operands matches itself in factorially many ways.
 _MOST = 20_000  # goals that are followed
 
@@ -98,23 +101,37 @@ class Matcher(InputMatcher):
         return self._factors(goal.items, items, Number(const, 0.0), goal, st)
 
     def _factors(self, factors, items, const, goal: Decomposed, st) -> Iterator[Step]:
-        """Matches `factors` with `items`, opening products among these as needed."""
+        """Matches `factors` with `items`, of which none may be left over."""
         items, const = without_numbers(PRODUCT, items, const)
         if not factors and not items:
             yield from done(self._settle(PRODUCT, const, goal, st))
-        if not factors or len(items) > sum(math.ceil(abs(e)) for _, _, e in factors):
+        elif factors:
+            among = range(len(items))
+            yield from self._first_factor(factors, items, among, const, goal, DEPTH, st)
+
+    # The first of the factors is looked for in one item after another, down to the
+    # operands of its operands; all other items stay whole until their turn comes. So
+    # each way to take a product apart is seen once, not in each order of its steps.
+    def _first_factor(
+        self, factors, items, among, const, goal: Decomposed, steps: int, st
+    ) -> Iterator[Step]:
+        """Matches the first of `factors` with one of the items at `among`."""
+        if len(items) > sum(math.ceil(abs(e)) for _, _, e in factors):
             return
         (p, lp, e), rest = factors[0], factors[1:]
-        for i, (t, lt, g) in enumerate(items):
+        among = self._holding(p, items, among)
+        for i in among:
+            t, lt, g = items[i]
             if g != e and not (g * e > 0 and abs(g) < abs(e)):
                 continue
             left = rest if g == e else ((p, lp, e - g), *rest)
             others = [*items[:i], *items[i + 1 :]]
             factor = partial(self._factor, p, lp, t, lt)
             yield st, (factor, partial(self._factors, left, others, const, goal))
-        for new, number, covered in self._opened(PRODUCT, items, st):
-            signed = times(const, number)
-            yield covered, (partial(self._factors, factors, new, signed, goal),)
+        for new, inside, number, covered in self._opened(PRODUCT, items, among, st):
+            total = times(const, number)
+            go_on = partial(self._first_factor, factors, new, inside, total, goal)
+            yield covered, ((partial(go_on, steps - 1),) if steps else ())
 
     def _factor(self, p, lp, t, lt, st) -> Iterator[Step]:
         if is_sum(p) and p not in self.inputs:
@@ -126,12 +143,20 @@ class Matcher(InputMatcher):
         return self._terms(goal.items, [(t, lt, 1.0)], SUM.unit, goal, st)
 
     def _terms(self, terms, items, const, goal: Decomposed, st) -> Iterator[Step]:
-        """Matches `terms` with `items`, opening sums among these as needed."""
+        """Matches `terms` with `items`, of which none may be left over."""
         items, const = without_numbers(SUM, items, const)
         if not terms and not items:
             yield from done(self._settle(SUM, const, goal, st))
+        elif terms:
+            among = range(len(items))
+            yield from self._first_term(terms, items, among, const, goal, DEPTH, st)
+
+    def _first_term(
+        self, terms, items, among, const, goal: Decomposed, steps: int, st
+    ) -> Iterator[Step]:
+        """Matches the first of `terms` with one of the items at `among`."""
         gathers = any(p in self.formula.gathers for p, _, _ in terms)
-        if not terms or (len(items) > len(terms) and not gathers):
+        if len(items) > len(terms) and not gathers:
             return
         (p, lp, sign), rest = terms[0], terms[1:]
         if p in self.formula.gathers and items:
@@ -139,21 +164,46 @@ class Matcher(InputMatcher):
             for found in self._bind(p, lp, parts, st):
                 yield found, (partial(self._terms, rest, [], const, goal),)
             return
-        for i, (t, lt, g) in enumerate(items):
+        among = self._holding(p, items, among)
+        for i in among:
+            t, lt, g = items[i]
             others = [*items[:i], *items[i + 1 :]]
             term = partial(self._product, p, lp, [(t, lt, 1.0)], g * sign)
             yield st, (term, partial(self._terms, rest, others, const, goal))
-        for new, _, covered in self._opened(SUM, items, st):
-            yield covered, (partial(self._terms, terms, new, const, goal),)
+        left = steps if gathers else steps - 1
+        for new, inside, number, covered in self._opened(SUM, items, among, st):
+            total = plus(const, number)
+            go_on = partial(self._first_term, terms, new, inside, total, goal)
+            yield covered, ((partial(go_on, left),) if steps else ())
 
-    def _opened(self, law: Law, items, st) -> Iterator[tuple]:
-        """Each of the items with its operands in its place, and their number."""
-        for i, (t, lt, g) in enumerate(items):
+    def _holding(self, p, items, among) -> list[int]:
+        """Which of the items may have `p` in them, of those alike the first."""
+        found: dict[Item, int] = {}
+        for i in among:
+            if items[i] not in found and self._may_hold(items[i][0], p):
+                found[items[i]] = i
+        return list(found.values())
+
+    def _may_hold(self, t: FlatValue, p: FlatValue) -> bool:
+        """Whether what `p` is a product or a sum of is there in `t`."""
+        if p in self.inputs:
+            return True
+        most = math.inf if self.formula.gathers else DEPTH
+        there = operations_in(t)
+        needed = operations_in(p, self.holes)
+        return all(there.get(name, math.inf) <= most for name in needed)
+
+    def _opened(self, law: Law, items, among, st) -> Iterator[tuple]:
+        """Each item at `among` opened: the items, where the new are, their number."""
+        for i in among:
+            t, lt, g = items[i]
             seen = self._bottom(t, lt)
             operands = law.operands(seen.value, seen.labels, g)
             if operands is not None:
-                new = [*items[:i], *operands[0], *items[i + 1 :]]
-                yield new, operands[1], st.cover((*seen.through, seen.value.node))
+                inner, number = without_numbers(law, *operands)
+                new = [*items[:i], *inner, *items[i + 1 :]]
+                covered = st.cover((*seen.through, seen.value.node))
+                yield new, range(i, i + len(inner)), number, covered
 
     def _settle(
         self, law: Law, const: Number, goal: Decomposed, st: PartialMatch

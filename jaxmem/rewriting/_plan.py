@@ -18,9 +18,9 @@ from jaxmem.rewriting._flat_graph import (
     made_of,
 )
 from jaxmem.rewriting._fold import folded
-from jaxmem.rewriting._match import head
+from jaxmem.rewriting._match import DEPTH, head
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._views import MOVES
+from jaxmem.rewriting._views import MOVES, below
 
 
 @dataclass
@@ -83,7 +83,7 @@ def plan_rewrites(
 def _candidates(graph: FlatGraph) -> list[Node]:
     """Nodes that a formula may end in, the last first: alive, and differentiable."""
     active = {v for v in graph.top.ins if _is_float(v)}
-    found = []
+    found, far = [], _far_views(graph)
     for node in graph.nodes:
         closed_over = (v for v in node.ins if v.known is not None and v.shape)
         if not active.intersection(node.ins) and not any(map(_is_float, closed_over)):
@@ -92,9 +92,19 @@ def _candidates(graph: FlatGraph) -> list[Node]:
         active.update(outs)
         alive = outs and is_alive(node, graph)
         single = len(node.outs) == 1 and node.name != "broadcast_in_dim"
-        if alive and single and not _is_lean(node):
+        if alive and single and node not in far and not _is_lean(node):
             found.append(node)
     return found[::-1]
+
+
+def _far_views(graph: FlatGraph) -> set[Node]:
+    """Views behind more views than any formula ends in."""
+    behind: dict[FlatValue, int] = {}
+    for node in graph.nodes:
+        operand = below(node.outs[0]) if len(node.outs) == 1 else None
+        if operand is not None:
+            behind[node.outs[0]] = behind.get(operand, 0) + 1
+    return {v.node for v, n in behind.items() if v.node is not None and n > DEPTH}
 
 
 def _is_lean(node: Node) -> bool:
@@ -191,8 +201,6 @@ def _needed(rewrites: RewritePlan, covered: set[Node]) -> set[FlatValue]:
     return needed
 
 
-# Deeper than the deepest formula (a dropout inside attention, with its casts).
-DEPTH = 32
 # Larger integers are what random keys are folded with: another one in each layer.
 _SEED = 2.0**20
 _TELLING = (

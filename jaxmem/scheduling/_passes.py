@@ -10,9 +10,10 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
+from jaxmem.ir.map_pairs import DoneInHalves, MapHalves, MapPair, map_pairs
 from jaxmem.ir.scans import carried_aliases, is_var
 from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shard_maps import aliases_inside, done_inside, whole_step
+from jaxmem.ir.shard_maps import aliases_inside, done_inside, inside_of, whole_step
 from jaxmem.ir.shards import (
     InputSpreads,
     of_shardings,
@@ -26,7 +27,11 @@ from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
-from jaxmem.scheduling.recompute.branches import RecomputeInBranches
+from jaxmem.scheduling.recompute.branches import (
+    InBranches,
+    RecomputeInBranches,
+    in_parts,
+)
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
@@ -118,6 +123,13 @@ class Rewritten:
         """The pairs of scans as they are before anything is recomputed."""
         levels = (record.entered[InSegments] for record in self.records)
         return tuple(p for level in levels for p in pairs(level.jaxpr, level.spreads))
+
+    @functools.cached_property
+    def branches(self) -> tuple[Pair, ...]:
+        """What forward `cond`s leave for backward ones, all being kept."""
+        levels = (record.entered[InBranches] for record in self.records)
+        found = (level.looked_at(in_parts) for level in levels)
+        return tuple(pair for both in found if both is not None for pair in both[1:])
 
     @property
     def lists(self) -> tuple[Any, ...]:
@@ -315,12 +327,27 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     made = {id(eqn): new for eqn, new in zip(others, bodies, strict=True)}
 
     def rule(eqn, args: list) -> list[Any] | None:
+        if id(eqn) in done:
+            return done[id(eqn)](eqn, args)
         if any(eqn is one for one in maps):
             return done_inside(eqn, args, partial(shards, eqn))
         new = made.get(id(eqn))
         return None if new is None else jaxprs.rebind(eqn, args, new)
 
+    in_halves: list[MapHalves] = []
+    for pair in run.known.get("map pairs", (level,), lambda: _map_pairs(graph)):
+        before = len(records)
+        halves = _halves(pair, partial(body_of, pair.joined, {}), run.known)
+        if halves is None:
+            del records[before:]
+        else:
+            in_halves.append(halves)
+    done: dict[int, DoneInHalves] = {}
+
     def rewritten():
+        for halves in in_halves:
+            both = DoneInHalves(halves)
+            done.update({id(halves.pair.forward): both, id(halves.pair.backward): both})
         run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
         return jaxprs.retrace(level.jaxpr, run)
 
@@ -330,6 +357,20 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     if all(a is b for a, b in zip(old, new, strict=True)):
         return level.jaxpr, records
     return run.known.get("inside", (level, *new), rewritten), records
+
+
+def _map_pairs(graph: JaxprGraph) -> list[MapPair]:
+    """The `shard_map`s that were differentiated outside of them."""
+    return [pair for pair in map_pairs(graph) if has_level(pair.backward)]
+
+
+def _halves(pair: MapPair, rewritten: Callable, known: Remembered) -> MapHalves | None:
+    """The two `shard_map`s after the passes over both; None if they leave no less."""
+    closed = inside_of(pair.joined, lambda body: rewritten(_flat(body, known)))
+    if jaxprs.split(closed)[1]:  # of the trace of the map: elsewhere they mean nothing
+        return None
+    halves = MapHalves(pair, JaxprGraph(closed))
+    return halves if halves.bytes < pair.bytes else None
 
 
 def _chained(lists) -> list[Any]:

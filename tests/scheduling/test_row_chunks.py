@@ -8,12 +8,14 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem.ir import row_chunks
+from jaxmem.ir import jaxprs, row_chunks
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import by_shape
 from jaxmem.optim import LowBit, adamw
-from jaxmem.scheduling.row_chunks import update
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling.row_chunks import analysis, update
 from jaxmem.scheduling.row_chunks.analysis import leaf_updates
+from jaxmem.scheduling.row_chunks.update import RowChunks
 from tests.sets import some_fast
 
 FLOAT32 = 2.0**-23
@@ -101,6 +103,41 @@ def test_the_loop_ends_with_the_parameter(in_chunks, how):
     assert own is plan.jaxpr.jaxpr.invars[place]
     assert len(plan.pairs) == 5  # and codes and scales of two moments
     assert plan.platforms == (("tpu",) if how is EIGHT else ("tpu", "cuda", "rocm"))
+
+
+def many(count=3):
+    """A step of several large leaves, and its arguments."""
+    tx = adamw(1e-2, bits=EIGHT)
+
+    def step(state, x):
+        p, moments = state
+        loss = lambda p: sum(jnp.mean(jnp.tanh(x @ w) ** 2) for w in p)
+        u, moments = tx.update(jax.grad(loss)(p), moments, p)
+        return optax.apply_updates(p, u), moments
+
+    r = np.random.default_rng(0)
+    one = lambda: jnp.asarray(r.standard_normal(SHAPE), jnp.float32)
+    p = [one() for _ in range(count)]
+    x = jnp.asarray(r.standard_normal((8, SHAPE[0])), jnp.float32)
+    return step, ((p, tx.init(p)), x)
+
+
+def test_all_leaves_are_written_out_at_once(in_chunks, monkeypatch):
+    """Not the whole step anew for each of them."""
+    step, args = many()
+    closed = flatten(jax.make_jaxpr(step)(*args))
+    written, before = [], analysis._written_out
+    monkeypatch.setattr(
+        analysis, "_written_out", lambda *a: written.append(1) or before(*a)
+    )
+    ours = rewrite(closed, by_shape(closed, range(len(closed.in_avals) - 1)))
+    assert len(written) == 1
+    (found,) = [r for one, r in ours.records[0].rewrites if one.config is RowChunks]
+    assert len(found) == 3
+    got = jax.jit(lambda *xs: jaxprs.evaluate(ours.jaxpr, xs))(*jax.tree.leaves(args))
+    want = jax.tree.leaves(jax.jit(step)(*args))
+    for a, b in zip(got[:3], want[:3], strict=True):  # a step of a few roundings
+        np.testing.assert_allclose(a, b, rtol=0, atol=8 * FLOAT32)
 
 
 def test_left_alone_where_the_updates_are_read(in_chunks):

@@ -12,23 +12,25 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.branch_parts import BRANCHES
-from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.nested_parts import made_apart
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description, residual
-from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.plan.rows import Description, recomputed, residual
+from jaxmem.scheduling.recompute.minimum_cut import needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.unrolled import not_kept
 
 
 @dataclass(frozen=True)
 class InBranches:
-    """Nothing can be chosen: only what costs nothing is recomputed."""
+    """What a `cond` of the backward pass recomputes."""
 
     name: ClassVar[str] = "in_branches"
+    # as `Recompute.rate`
+    rate: Rate | None = None
 
 
 class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
@@ -37,16 +39,11 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
     config = InBranches
 
     def analyse(self, level: Level, config: InBranches) -> Iterator[Any]:
-        graph = JaxprGraph(level.jaxpr)
-        left = list(_left(graph))
-        if not left:
+        both = in_parts(level)
+        if both is None:
             return
-        jaxpr = made_apart(level.jaxpr, graph, left)
-        graph = JaxprGraph(jaxpr)
-        inside = partial(spreads_in, jaxpr, level.spreads)
-        pair = replace(_pair(graph), inside=inside)
-        # what a `cond` sends nobody can tell
-        found = cut(pair, lambda eqn, sent=0.0: fused_only(eqn))
+        jaxpr, pair = both
+        found = cut(pair, price_at(config.rate, level.target))
         # the compiler's order may hold one of them more in the backward pass
         own = pair.inside().bytes_of
         more = 0 if level.compared else max(map(own, pair.slots.values()))
@@ -62,12 +59,32 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
         _, pair, found = rewrite
         gone, here = not_kept(pair, found), {*pair.slots.values()}
         maker = lambda v: pair.body.eqns[pair.body.maker[v]]
-        how = "elementwise of other residuals"
+        eqns = [pair.body.eqns[i] for i in found.recomputed]
+        paid = [(eqn, 1) for eqn in eqns if pair.is_paid(eqn)]
+        how = "made of other residuals" if paid else "elementwise of other residuals"
         row = lambda v, how, sign: residual(v.aval, maker(v), how, sign, pair.shards(v))
         rows = [row(v, how, 1) for v in gone]
         kept = (v for v in found.variables if v not in here)
         rows += [row(v, "others are made of it", -1) for v in kept]
-        return Description(residuals=tuple(rows))
+        again = recomputed(paid, target, pair.inside())
+        return Description(residuals=tuple(rows), recomputed=again)
+
+
+def in_parts(level: Level) -> tuple[Any, Pair] | None:
+    """The list of equations with its `cond`s in parts, and what is left between them.
+
+    None where nothing is.
+    """
+    graph = JaxprGraph(level.jaxpr)
+    left = list(_left(graph))
+    if not left:
+        return None
+    jaxpr = made_apart(level.jaxpr, graph, left)
+    graph = JaxprGraph(jaxpr)
+    inside = partial(spreads_in, jaxpr, level.spreads)
+    # what a `cond` sends nobody can tell
+    sent = {id(e): 0.0 for e in graph.eqns if e.primitive.name == "cond"}
+    return jaxpr, replace(_pair(graph), inside=inside, _sent=sent)
 
 
 def _readers(graph: JaxprGraph) -> Iterator[tuple[Any, Any]]:

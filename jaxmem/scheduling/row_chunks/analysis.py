@@ -6,9 +6,14 @@ parameter is written by the caller. That array is never made if the operations o
 to the new parameter, are in the loop too.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
+
+import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
@@ -51,20 +56,39 @@ class LeafUpdate:
     platforms: tuple[str, ...]
 
 
-def leaf_updates(closed, aliases: Mapping[int, int]) -> Iterator[LeafUpdate]:
-    """The updates whose loop can take the parameter's update, too."""
-    for eqn in jaxprs.split(closed)[0].eqns:
-        if not _is_marked(eqn):
-            continue
-        shape = max((v.aval.shape for v in eqn.outvars), key=len)
-        chunks = chunks_of(shape)
-        if chunks is None:
-            continue
-        *platforms, _ = eqn.params["branches_platforms"]
-        names = tuple(name for group in platforms for name in group)
-        found = _plan(_written_out(closed, eqn), aliases, shape[0], chunks, names)
-        if found is not None:
-            yield found
+def leaf_updates(closed, aliases: Mapping[int, int]) -> list[LeafUpdate]:
+    """The updates whose loop can take the parameter's update, too.
+
+    All are written out in one and the same jaxpr, and no other.
+    """
+    targets = [_Target(eqn) for eqn in jaxprs.split(closed)[0].eqns if _is_marked(eqn)]
+    targets = [one for one in targets if one.chunks is not None]
+    while targets:
+        found = _plans(_written_out(closed, targets), aliases, targets)
+        if len(found) == len(targets):
+            return list(found.values())
+        targets = [targets[k] for k in found]  # the others stay as they are
+    return []
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The choice between platforms that makes a large leaf's update."""
+
+    eqn: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return max((v.aval.shape for v in self.eqn.outvars), key=len)
+
+    @property
+    def chunks(self) -> Chunks | None:
+        return chunks_of(self.shape)
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        *platforms, _ = self.eqn.params["branches_platforms"]
+        return tuple(name for group in platforms for name in group)
 
 
 def _is_marked(eqn) -> bool:
@@ -72,25 +96,64 @@ def _is_marked(eqn) -> bool:
     return bool(by_platform) and MARK in _compat.name_stack(eqn)
 
 
-def _written_out(closed, target):
-    """The jaxpr with the last branch of `target`, without a loop, in its place."""
+# The scope of what is written out of a target: MARK, and below it which one it is.
+_LEAF = "leaf"
+_NUMBERED = re.compile(rf"{re.escape(MARK)}/{_LEAF}(\d+)(?:/|$)")
+
+
+def _written_out(closed, targets: Sequence[_Target]):
+    """The jaxpr with the last branch of each target, without a loop, in its place."""
+    number = {id(one.eqn): k for k, one in enumerate(targets)}
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if eqn is not target:
+        if id(eqn) not in number:
             return None
-        whole = eqn.params["branches"][-1]
-        return _compat.in_context_of(eqn, jaxprs.evaluate, whole, args[1:])
+        scope = f"{_LEAF}{number[id(eqn)]}"
+        whole = jax.named_scope(scope)(jaxprs.evaluate)
+        return _compat.in_context_of(eqn, whole, eqn.params["branches"][-1], args[1:])
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
-def _plan(closed, aliases, rows: int, chunks: Chunks, platforms) -> LeafUpdate | None:
-    search = _Search(JaxprGraph(closed), rows)
+def _plans(
+    closed, aliases: Mapping[int, int], targets: Sequence[_Target]
+) -> dict[int, LeafUpdate]:
+    """What is moved into the loops of the targets, by their numbers."""
+    graph, own = JaxprGraph(closed), of_variables(closed, aliases)
+    cores = _cores(graph)
+    found: dict[int, LeafUpdate] = {}
+    moved: set[int] = set()  # equations of loops found so far
+    used: set[int] = set()  # and what these loops compute of their own
+    for k, target in enumerate(targets):
+        search = _Search(graph, target.shape[0], cores.get(k, []))
+        plan = _plan(closed, own, search, target)
+        if plan is None:
+            continue
+        makers = {graph.maker[v] for v in plan.made} | set(plan.moved)
+        if moved.isdisjoint(makers) and used.isdisjoint(plan.moved):
+            found[k] = plan
+            moved.update(plan.moved)
+            used |= makers
+    return found
+
+
+def _cores(graph: JaxprGraph) -> dict[int, list[int]]:
+    """The equations of each update that is written out, by the number of its target."""
+    cores: dict[int, list[int]] = defaultdict(list)
+    for i, eqn in enumerate(graph.eqns):
+        number = _NUMBERED.search(_compat.name_stack(eqn))
+        if number and eqn.primitive.name not in ("cond", "platform_index"):
+            cores[int(number[1])].append(i)
+    return cores
+
+
+def _plan(
+    closed, own: Mapping[Any, Any], search: "_Search", target: _Target
+) -> LeafUpdate | None:
     if not search.understand():
         return None
-    own = of_variables(closed, aliases)
-    moved = search.up_to([v for v in own if v in search.axis])
+    moved = search.up_to([v for v in search.axis if v in own])
     needed = search.needed(moved)
     pairs = {v: search.place(v, own, moved) for v in needed}
     if None in pairs.values() or not search.pays(moved, needed):
@@ -98,9 +161,8 @@ def _plan(closed, aliases, rows: int, chunks: Chunks, platforms) -> LeafUpdate |
     made, read = search.operands(moved)
     read = tuple(v for v in read if v not in set(pairs.values()))
     how = {i: search.treatments[i] for i in moved}
-    return LeafUpdate(
-        closed, tuple(moved), how, pairs, frozenset(made), read, chunks, platforms
-    )
+    about = frozenset(made), read, target.chunks, target.platforms
+    return LeafUpdate(closed, tuple(moved), how, pairs, *about)
 
 
 @dataclass
@@ -109,7 +171,7 @@ class _Search:
 
     graph: JaxprGraph
     rows: int
-    core: list[int] = field(init=False)  # the equations of the update
+    core: list[int]  # the equations of the update
     seeds: set[Any] = field(init=False)  # what it reads by rows
     axis: dict[Any, int] = field(default_factory=dict)  # 0 for each variable with rows
     treatments: dict[int, Batched] = field(default_factory=dict)
@@ -117,7 +179,6 @@ class _Search:
     recipes: dict[Any, _Recipe | None] = field(default_factory=dict)  # as far as known
 
     def __post_init__(self) -> None:
-        self.core = [i for i, e in enumerate(self.graph.eqns) if _is_of_update(e)]
         made = {v for i in self.core for v in self.graph.eqns[i].outvars}
         self.seeds = {
             v
@@ -129,20 +190,24 @@ class _Search:
 
     def understand(self) -> bool:
         """Finds the rest; False if the update itself does more than treat rows."""
-        core = set(self.core)
-        for i, eqn in enumerate(self.graph.eqns):
+        core, todo = set(self.core), sorted(self.core)
+        seen = set(todo)
+        while todo:
+            i = heappop(todo)
+            eqn = self.graph.eqns[i]
             ins = list(filter(is_var, eqn.invars))
-            follows = any(v in self.later for v in ins)
-            if not (i in core or follows) or not any(v in self.axis for v in ins):
-                if follows:
-                    self.later.update(eqn.outvars)
-                continue
-            self.later.update(eqn.outvars)
-            treated = self._treatment(eqn)
+            by_rows = any(v in self.axis for v in ins)
+            if by_rows or any(v in self.later for v in ins):
+                self.later.update(eqn.outvars)
+                users = {u for v in eqn.outvars for u in self.graph.users.get(v, ())}
+                for u in users - seen:
+                    heappush(todo, u)
+                seen |= users
+            treated = self._treatment(eqn) if by_rows else None
             if treated is not None:
                 self.treatments[i] = treated
                 self.axis.update(dict.fromkeys(eqn.outvars, 0))
-            elif i in core:
+            elif by_rows and i in core:
                 return False
         return bool(self.core)
 
@@ -191,9 +256,9 @@ class _Search:
 
     def pays(self, moved: list[int], needed: list[Any]) -> bool:
         """Whether some array of the update's is no longer made."""
-        core, kept = set(self.core), set(needed)
+        core, kept, inside = set(self.core), set(needed), set(moved)
         return any(
-            v not in kept and any(u in moved and u not in core for u in users)
+            v not in kept and any(u in inside and u not in core for u in users)
             for i in self.core
             for v in self.graph.eqns[i].outvars
             if (users := self.graph.users.get(v, ()))
@@ -203,13 +268,14 @@ class _Search:
         """What the loop makes of rows of inputs, and what it reads rows of."""
         made: set[Any] = set()
         read: dict[Any, None] = {}
+        inside = set(moved)
         for i in moved:
             eqn = self.graph.eqns[i]
             for v, axis in zip(eqn.invars, self.treatments[i].ins, strict=True):
                 if (
                     is_var(v)
                     and axis is not None
-                    and self.graph.maker.get(v) not in moved
+                    and self.graph.maker.get(v) not in inside
                 ):
                     self._source(v, made, read)
         return made, list(read)
@@ -255,8 +321,3 @@ class _Search:
         if axes is None or any(axis not in (None, 0) for axis in axes):
             return None
         return list(zip(eqn.invars, axes, strict=True))
-
-
-def _is_of_update(eqn) -> bool:
-    choice = eqn.primitive.name in ("cond", "platform_index")
-    return not choice and MARK in _compat.name_stack(eqn)

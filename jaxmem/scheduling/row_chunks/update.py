@@ -1,6 +1,6 @@
 """The pass that updates a large leaf's parameter in the loop over its rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,49 +23,66 @@ class RowChunks:
     name: ClassVar[str] = "row_chunks"
 
 
-class UpdateInRows(Pass[RowChunks, LeafUpdate]):
-    """What is done to a large leaf's updates, in the loop that makes them."""
+class UpdateInRows(Pass[RowChunks, tuple[LeafUpdate, ...]]):
+    """What is done to large leaves' updates, in the loops that make them."""
 
     config = RowChunks
-    repeats = True
 
-    def analyse(self, level: Level, config: RowChunks) -> Iterator[LeafUpdate]:
+    def analyse(
+        self, level: Level, config: RowChunks
+    ) -> Iterator[tuple[LeafUpdate, ...]]:
         del config
-        return leaf_updates(level.jaxpr, level.aliases)
+        found = tuple(leaf_updates(level.jaxpr, level.aliases))
+        if found:
+            yield found
 
-    def apply(self, level: Level, rewrite: LeafUpdate):
+    def apply(self, level: Level, rewrite: tuple[LeafUpdate, ...]):
         del level
-        graph = JaxprGraph(rewrite.jaxpr)
+        closed = rewrite[0].jaxpr  # that of all
+        graph = JaxprGraph(closed)
+        first = {i: plan.moved[0] for plan in rewrite for i in plan.moved}
+        plans = {plan.moved[0]: plan for plan in rewrite}
 
         def run(args: list) -> list:
-            done = set(rewrite.moved[1:])  # with the first
             inputs = graph.inputs(args)
-            return _LoopedValues(graph, inputs, done, plan=rewrite).all_outputs()
+            return _LoopedValues(graph, inputs, plans=plans, first=first).all_outputs()
 
-        return jaxprs.retrace(rewrite.jaxpr, run)
+        return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
 @dataclass
 class _LoopedValues(Values):
-    """Values so far, with the loop in the place of the update."""
+    """Values so far, with the loops in the place of the updates."""
 
-    plan: LeafUpdate = field(kw_only=True)
+    plans: Mapping[int, LeafUpdate] = field(kw_only=True)
+    # of each equation in a loop the first one of it, with which all are done
+    first: Mapping[int, int] = field(kw_only=True)
+
+    def evaluate(self, i: int) -> None:
+        super().evaluate(self.first.get(i, i))
+
+    def _missing(self, i: int) -> list[int]:
+        before = dict.fromkeys(self.first.get(k, k) for k in super()._missing(i))
+        return [k for k in before if k not in self.done]
 
     def apply(self, i: int) -> None:
-        if i != self.plan.moved[0]:
+        if i in self.plans:
+            self._loop(self.plans[i])
+        else:
             super().apply(i)
-            return
-        buffers = list(self.plan.pairs.values())
+
+    def _loop(self, plan: LeafUpdate) -> None:
+        buffers = list(plan.pairs.values())
         for v in buffers:  # everyone else who reads what is overwritten does so first
             for u in self.graph.users.get(v, ()):
-                if u not in self.plan.treatments:
+                if u not in plan.treatments:
                     self.evaluate(u)
         carried = [self.read(v) for v in buffers]
-        read = [self.read(v) for v in self.plan.read]
-        fn = _Loop(self, self.plan)
+        read = [self.read(v) for v in plan.read]
+        fn = _Loop(self, plan)
         fn.outside()
-        outs = on_platforms(fn, self.plan.chunks, self.plan.platforms, carried, read)
-        self.env.update(zip(self.plan.pairs, outs, strict=True))
+        outs = on_platforms(fn, plan.chunks, plan.platforms, carried, read)
+        self.env.update(zip(plan.pairs, outs, strict=True))
 
 
 # Hashed by identity, as loops want of a function. JAX asks a function for its text,

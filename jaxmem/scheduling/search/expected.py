@@ -88,7 +88,7 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
     """
     plain = Choice(step.target)
     first = step.rewritten(plain, ordered=False)
-    space = space_of(first.pairs, first.lists, step.target)
+    space = space_of(first.pairs, first.lists, step.target, branches=first.branches)
     if space.is_unrolled:
         yield _recomputed(step, plain), _RECOMPUTES
         flat = [Candidate(plain, step.predicted(plain), 0.0)]

@@ -16,6 +16,7 @@ from typing import Any
 from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling.recompute.branches import InBranches
 from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -52,6 +53,9 @@ class SearchSpace:
     # seconds in which the step waits for the link to the host anyway, as for moments
     # that lie there: so much recomputation takes no longer
     waiting: float = 0.0
+    branches: Sequence[
+        Pair
+    ] = ()  # what its `cond`s leave for those of the backward pass
 
     @property
     def is_unrolled(self) -> bool:
@@ -77,6 +81,7 @@ def space_of(
     named: bool = False,
     offload: bool = False,
     waiting: float = 0.0,
+    branches: Sequence[Pair] = (),
 ) -> SearchSpace:
     """What can be varied: loops, or else what is outside of them."""
     # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes,
@@ -86,7 +91,8 @@ def space_of(
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in written_out) <= stacked
     free = () if few else written_out
-    return SearchSpace(scans, free, target, named, offload, waiting)
+    branches = () if named else branches  # names are looked for in scans
+    return SearchSpace(scans, free, target, named, offload, waiting, branches)
 
 
 def pareto_front(space: SearchSpace) -> list[Candidate]:
@@ -201,7 +207,7 @@ def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
 
 def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
     price = price_at(rate, space.target)
-    cuts = _cuts(space, rate)
+    cuts = _cuts(space, rate) + [(pair, cut(pair, price)) for pair in space.branches]
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
@@ -217,4 +223,6 @@ def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
     choice = Choice(space.target, (Recompute(rate, space.named),))
     if space.is_unrolled:
         choice = choice.having(Unrolled(rate))
+    if space.branches:
+        choice = choice.having(InBranches(rate))
     return Candidate(choice, round(kept), sum(times))

@@ -112,7 +112,9 @@ def _flat(one: _InParts) -> list[Candidate]:
     """What a part may recompute."""
     target = one.part.target
     first = one.part.rewritten(Choice(target), ordered=False)
-    return pareto_front(space_of(first.pairs, first.lists, target))
+    return pareto_front(
+        space_of(first.pairs, first.lists, target, branches=first.branches)
+    )
 
 
 def _seconds_within(front: Sequence[Candidate], room: float) -> float:

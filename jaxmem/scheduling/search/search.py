@@ -247,7 +247,7 @@ class SearchRun:
         target = self.step.target
         about = self._first.unordered, MACHINES[target], self.step.spreads
         waiting = waiting_for_host(*about)
-        how = self.named, self.offload, waiting
+        how = self.named, self.offload, waiting, self._first.branches
         return space_of(self._first.pairs, lists, target, *how)
 
     @functools.cached_property
