@@ -77,7 +77,7 @@ def _expected(step: AdvisedStep, peaks: ExpectedPeaks, predicted: float) -> int:
 def _scheduled(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
     target = f'target="{step.target}"'
     free, least = (_expected(step, peaks, p) for p in (peaks.free, peaks.least))
-    free += round(_OFF * step.peak_bytes)
+    free += round(_OFF * step.peak_bytes)  # what is small beside it is not modelled
     if peaks.free < peaks.plain:
         why = "what it recomputes costs next to nothing"
         yield Remedy(f"jaxmem.schedule(step, {target})", free, why)
