@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.core
+from jax.sharding import AxisType
 
 from jaxmem import _compat
 
@@ -90,6 +91,21 @@ def called(eqn) -> Any:
     jaxpr = split(inside[0])[0]
     counts = len(jaxpr.invars), len(jaxpr.outvars)
     return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
+
+
+def keeps_sharding(eqn) -> bool:
+    """Whether an equation reshards an array to the sharding that it has."""
+    # Functions of `jax.random` do so to what they take and give under a mesh without
+    # explicit axes, if they are asked for a sharding.
+    if eqn.primitive.name != "reshard":
+        return False
+    before, after = (v.aval.sharding for v in (*eqn.invars, *eqn.outvars))
+    return before == after or not (_is_explicit(before) or _is_explicit(after))
+
+
+def _is_explicit(sharding) -> bool:
+    """Whether a type says how an array is spread."""
+    return AxisType.Explicit in sharding.mesh.axis_types
 
 
 def walk(body) -> Iterator[Any]:

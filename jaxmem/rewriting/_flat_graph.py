@@ -131,7 +131,11 @@ def _fill(frame: Frame, jaxpr, consts: Sequence[Any]) -> None:
         return env[atom]
 
     for eqn in jaxpr.eqns:
-        item = _item(eqn, [read(v) for v in eqn.invars], frame)
+        ins = [read(v) for v in eqn.invars]
+        if _jaxpr.keeps_sharding(eqn):
+            env[eqn.outvars[0]] = ins[0]
+            continue
+        item = _item(eqn, ins, frame)
         frame.items.append(item)
         env.update(zip(eqn.outvars, item.outs, strict=True))
     frame.outs = [read(v) for v in jaxpr.outvars]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
@@ -514,3 +515,18 @@ def test_any_elementwise_program_means_the_same(program):
     np.testing.assert_allclose(rewrite(fn)(x), fn(x), rtol=1e-5, atol=1e-6)
     slopes = [jax.grad(lambda x, f=f: f(x).sum())(x) for f in (fn, rewrite(fn))]
     np.testing.assert_allclose(*slopes, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_dropped_under_a_mesh_is_found():
+    """Flax asks for a mask sharded as it is: an equation, which does nothing."""
+    drop, key = nnx.Dropout(0.5), jax.random.key(0)
+    plain = lambda x: drop(x, rngs=key)
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        step = jax.jit(lambda x: plain(jnp.sin(x)))
+        assert "reshard" in primitives(step, X)
+        assert counts(step, X) == {"dropout": 1}
+        y, kept = rewrite(step)(X), jnp.sin(X)
+    dropped = y == 0
+    assert 0 < dropped.sum() < y.size
+    np.testing.assert_allclose(y, jnp.where(dropped, 0, 2 * kept), rtol=1e-6)

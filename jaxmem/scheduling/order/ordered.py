@@ -18,6 +18,7 @@ from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.order.sequence import in_sequence
 from jaxmem.scheduling.order.updates import in_order
 from jaxmem.scheduling.plan.rows import Description, recomputed
+from jaxmem.scheduling.predict.dilated import with_dilated_inputs
 from jaxmem.scheduling.predict.operations import (
     Operations,
     as_compiled,
@@ -138,7 +139,9 @@ def recomputed_peak(
     closed, aliases: Aliases, target: str, spreads: InputSpreads | None = None
 ) -> int:
     """A peak that one of these sequences is known to have, without a search."""
-    ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
+    tpu = is_tpu(target)
+    written = with_dilated_inputs(closed, tpu)
+    ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
     return least.recomputed_peak(ops.graph, _seconds(target))
 
 

@@ -5,6 +5,7 @@ import enum
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
@@ -87,6 +88,8 @@ def _is_view(eqn) -> bool:
         return ins[0].shape == outs[0].shape
     if name == "convert_element_type":
         return ins[0].dtype == outs[0].dtype
+    if jaxprs.keeps_sharding(eqn):
+        return True
     return name == "concatenate" and len(ins) == 1
 
 

@@ -18,6 +18,7 @@ from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling._shardings import argument_shardings, placed, with_results_placed
+from jaxmem.scheduling.predict.dilated import with_dilated_inputs
 from jaxmem.scheduling.predict.operations import (
     as_compiled,
     compiled_peak,
@@ -110,7 +111,8 @@ def predicted(
     spreads: InputSpreads | None = None,
 ) -> Prediction:
     """The same for a closed jaxpr; `aliases`: output -> donated input, by position."""
-    ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
+    written = with_dilated_inputs(closed, tpu)
+    ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
     graph = ops.graph
     apart = set(graph.outputs) - graph.aliases.keys()
     return Prediction(
@@ -139,6 +141,7 @@ def predicted_peak(
 ) -> int:
     """Bytes of the peak as XLA's orders have it."""
     tpu = is_tpu(target)
-    ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
+    written = with_dilated_inputs(closed, tpu)
+    ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
     graph = ops.graph
     return graph.bytes_of(graph.arguments) + compiled_peak(as_compiled(ops, tpu))
