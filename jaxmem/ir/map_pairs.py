@@ -94,8 +94,9 @@ def map_pairs(graph: JaxprGraph) -> Iterator[MapPair]:
     for j, eqn in enumerate(graph.eqns):
         if not is_transposed(eqn) or MAPS.key(eqn) is None:
             continue
-        for i in dict.fromkeys(graph.maker.get(v) for v in filter(is_var, eqn.invars)):
-            pair = None if i is None or i in taken else _pair(graph, i, j)
+        read = (v for v in eqn.invars if is_var(v) and v in graph.maker)
+        for i in dict.fromkeys(graph.maker[v] for v in read):
+            pair = None if i in taken else _pair(graph, i, j)
             if pair is not None:
                 taken.add(i)
                 yield pair

@@ -151,7 +151,8 @@ def _cores(graph: JaxprGraph) -> dict[int, list[int]]:
 def _plan(
     closed, own: Mapping[Any, Any], search: "_Search", target: _Target
 ) -> LeafUpdate | None:
-    if not search.understand():
+    chunks = target.chunks
+    if chunks is None or not search.understand():
         return None
     moved = search.up_to([v for v in search.axis if v in own])
     needed = search.needed(moved)
@@ -161,7 +162,7 @@ def _plan(
     made, read = search.operands(moved)
     read = tuple(v for v in read if v not in set(pairs.values()))
     how = {i: search.treatments[i] for i in moved}
-    about = frozenset(made), read, target.chunks, target.platforms
+    about = frozenset(made), read, chunks, target.platforms
     return LeafUpdate(closed, tuple(moved), how, pairs, *about)
 
 
