@@ -35,7 +35,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-MOST_RESIDENT = 2 * 2**30  # bytes of a process: a file may add to them meanwhile
+# Bytes of a process: a fifth of the machine's. Two of them run, a file may add to them
+# meanwhile, and what they start needs memory, too.
+MOST_RESIDENT = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 5
 
 
 def _resident() -> int:
