@@ -442,6 +442,16 @@ def absent_gpu(capability: tuple[int, int] | None):
         _ABSENT_GPU.reset(token)
 
 
+@contextlib.contextmanager
+def no_absent_gpu():
+    """A context outside of `absent_gpu`, for what is lowered while a step is traced."""
+    token = _ABSENT_GPU.set(None)
+    try:
+        yield
+    finally:
+        _ABSENT_GPU.reset(token)
+
+
 @functools.cache
 def _answer_for_absent_gpus() -> None:
     from jax._src import dispatch

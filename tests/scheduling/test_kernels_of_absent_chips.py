@@ -41,3 +41,21 @@ def test_a_jaxpr_keeps_its_kernels(args):
     again = lambda *leaves: jaxprs.evaluate(closed, leaves)
     want, got = (jaxmem.estimate(f, *args, target="h100") for f in (gradient, again))
     assert (want.temp_bytes, want.seconds) == (got.temp_bytes, got.seconds)
+
+
+def test_a_scheduled_step_with_the_attention_of_jax_by_cudnn(args):
+    """Which is traced, while the search lowers what it compiles, as if for that GPU."""
+
+    def layer(x, w):
+        attention = jax.nn.dot_product_attention(x, x, x, implementation="cudnn")
+        return jnp.tanh(x * w[None, None, None]) + attention, None
+
+    def gradient(w, x):
+        run = lambda w: jax.lax.scan(layer, x, w)[0].astype("float32").sum()
+        return jax.grad(run)(w)
+
+    step = jaxmem.schedule(gradient, target="h100", donate_argnums=())
+    report = jaxmem.estimate(step, *args, target="h100")
+    assert report.temp_bytes == step.plan(*args).scheduled.temp_bytes
+    plain = jaxmem.estimate(gradient, *args, target="h100")
+    assert 0 < report.temp_bytes <= plain.temp_bytes

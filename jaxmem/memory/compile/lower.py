@@ -128,6 +128,7 @@ def lower(
     call = _replicated(call, traced)
     with (
         _refusals(call, target),
+        _compat.no_absent_gpu(),
         _device_of(target, traced, call),
         warnings.catch_warnings(),
     ):
