@@ -87,6 +87,6 @@ def audit(
 
 
 def audit_texts(hlo: str, assignment: str) -> tuple[Finding, ...]:
-    """The findings on a scheduled module and its buffer assignment, as XLA dumps them."""
+    """Findings on a scheduled module and its buffer assignment as XLA dumps them."""
     module = Module(hlo, assignment)
     return tuple(finding for rule in RULES for finding in rule(module))

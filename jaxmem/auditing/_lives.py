@@ -32,6 +32,7 @@ class Lives:
 
     hlo: Hlo
     flow: Flow
+    donated: frozenset[int]  # parameters whose memory may be written
     position: dict[str, int] = field(default_factory=dict)
     made_at: dict[int, Instruction] = field(default_factory=dict)
     uses: dict[Key, list[int]] = field(default_factory=dict)
@@ -40,7 +41,12 @@ class Lives:
     clock: int = 0
 
     def __post_init__(self) -> None:
-        self._computation(self.hlo.entry)
+        _, end = self._computation(self.hlo.entry)
+        for made in self.hlo.body(self.hlo.entry):
+            # the caller still has what it does not donate
+            if made.opcode == "parameter" and made.element not in self.donated:
+                for key in self.flow.leaves(made.name):
+                    self.uses.setdefault(key, []).append(end)
 
     def alive(self, key: Key) -> list[tuple[int, int]]:
         """The stretches of the schedule in which a value is alive."""

@@ -35,7 +35,7 @@ class Module:
     @cached_property
     def lives(self) -> Lives:
         """When each value is alive."""
-        return Lives(self.hlo, self.flow)
+        return Lives(self.hlo, self.flow, frozenset(n for _, n in self.aliases))
 
     def data(self, allocation: Allocation) -> list[BufferValue]:
         """The arrays of an allocation."""
