@@ -79,6 +79,11 @@ def _alive_together(name):
 
 def _is_made(module, value):
     """Whether an instruction that is no bitcast reads it after it is made."""
+    if any(
+        " conditional(" in module.hlo.lines[reader][1]
+        for reader in module.hlo.readers[value.name]
+    ):
+        return False  # nobody reads what chooses a branch once it runs
     uses = module.lives.uses.get(value.key, ())
     return any(use > module.lives.position[value.name] for use in uses)
 
