@@ -2,8 +2,8 @@
 
 from jaxmem.auditing._audit import audit as audit
 from jaxmem.auditing._audit import audit_texts as audit_texts
+from jaxmem.auditing._report import AuditFinding as AuditFinding
 from jaxmem.auditing._report import AuditReport as AuditReport
-from jaxmem.auditing._report import Finding as Finding
 
 __all__ = [
     "audit",

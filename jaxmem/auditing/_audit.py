@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxmem._checks import check_callable, check_float, check_places
 from jaxmem.auditing._module import Module
-from jaxmem.auditing._report import AuditReport, Finding
+from jaxmem.auditing._report import AuditFinding, AuditReport
 from jaxmem.auditing.rules import RULES
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
@@ -86,7 +86,7 @@ def audit(
     return AuditReport(call.name, chip.name, findings, skipped)
 
 
-def audit_texts(hlo: str, assignment: str) -> tuple[Finding, ...]:
+def audit_texts(hlo: str, assignment: str) -> tuple[AuditFinding, ...]:
     """Findings on a scheduled module and its buffer assignment as XLA dumps them."""
     module = Module(hlo, assignment)
     return tuple(finding for rule in RULES for finding in rule(module))

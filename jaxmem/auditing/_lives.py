@@ -15,7 +15,7 @@ _CALLS = ("while", "conditional", "call", "async-start")
 
 
 @dataclass(frozen=True)
-class Span:
+class ControlSpan:
     """The positions of a loop, or of a conditional with those of its branches."""
 
     start: int
@@ -36,8 +36,8 @@ class Lives:
     position: dict[str, int] = field(default_factory=dict)
     made_at: dict[int, Instruction] = field(default_factory=dict)
     uses: dict[Key, list[int]] = field(default_factory=dict)
-    loops: list[Span] = field(default_factory=list)
-    conditionals: list[Span] = field(default_factory=list)
+    loops: list[ControlSpan] = field(default_factory=list)
+    conditionals: list[ControlSpan] = field(default_factory=list)
     clock: int = 0
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Lives:
         elif kind == "conditional":
             self._read(made, start, made.operands[:1])
             spans = tuple(self._computation(branch) for branch in made.called)
-            self.conditionals.append(Span(start, self._tick(), spans))
+            self.conditionals.append(ControlSpan(start, self._tick(), spans))
         elif kind == "call" or kind == "async-start":
             self._read(made, start)
             self._computation(made.called[0])
@@ -121,7 +121,7 @@ class Lives:
         if test:
             self._computation(test, whole=True)
         self._computation(made.called[0])
-        self.loops.append(Span(start + 1, self._tick()))
+        self.loops.append(ControlSpan(start + 1, self._tick()))
 
     def _read(self, made: Instruction, at: int, operands=None) -> None:
         for name in made.operands if operands is None else operands:

@@ -14,7 +14,7 @@ _NEVER_IN_PLACE = frozenset(
 )
 
 
-class Pair(NamedTuple):
+class Overlap(NamedTuple):
     """An older value, and a younger one written over it."""
 
     old: BufferValue
@@ -23,13 +23,13 @@ class Pair(NamedTuple):
     updated: bool  # whether the younger one is made of the older one, in its place
 
 
-def overlapping(module: Module) -> Iterator[Pair]:
+def overlapping(module: Module) -> Iterator[Overlap]:
     """Those that are no legal updates in place."""
     for allocation in module.allocations:
         yield from _of(module, module.data(allocation))
 
 
-def _of(module: Module, values: list[BufferValue]) -> Iterator[Pair]:
+def _of(module: Module, values: list[BufferValue]) -> Iterator[Overlap]:
     alive = module.lives.alive
     rows = [(v, a, b) for v in values for a, b in alive(v.key)]
     rows.sort(key=lambda row: row[1])
@@ -50,7 +50,7 @@ def _of(module: Module, values: list[BufferValue]) -> Iterator[Pair]:
                 yield from _judged(module, old, new, first, last)
 
 
-def _judged(module, old, new, first: int, last: int) -> Iterator[Pair]:
+def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     together = old.name == new.name
     place = (old.offset, old.size) == (new.offset, new.size)
     reads = not together and old.key in module.operands(new.name)
@@ -59,4 +59,4 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Pair]:
     legal = made is not None and made.opcode not in _NEVER_IN_PLACE
     if updated and legal and first == last:
         return
-    yield Pair(old, new, together, updated)
+    yield Overlap(old, new, together, updated)

@@ -9,7 +9,7 @@ from jaxmem.pages import SavedResult
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """Something that a compiled module does which the step does not say.
 
     Attributes:
@@ -44,7 +44,7 @@ class AuditReport(SavedResult):
 
     name: str
     target: str
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     skipped: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class AuditReport(SavedResult):
     def __iter__(self):
         return iter(self.findings)
 
-    def of(self, rule: str) -> tuple[Finding, ...]:
+    def of(self, rule: str) -> tuple[AuditFinding, ...]:
         """The findings of one rule."""
         return tuple(f for f in self.findings if f.rule == rule)
 
@@ -97,11 +97,11 @@ class AuditReport(SavedResult):
         return f"{self.name} for {self.target}: {found}"
 
 
-def _details(f: Finding) -> tuple[str, ...]:
+def _details(f: AuditFinding) -> tuple[str, ...]:
     place = ", in ".join(part for part in (f.where, f.operation) if part)
     return place, f.report and f"as in {f.report}", f.way_round
 
 
-def _row(f: Finding) -> tuple[str, str, str, str]:
+def _row(f: AuditFinding) -> tuple[str, str, str, str]:
     place, report, way_round = _details(f)
     return f.rule, f.what, place, " ".join(part for part in (way_round, report) if part)

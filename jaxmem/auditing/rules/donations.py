@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from jaxmem.auditing._module import Module
-from jaxmem.auditing._report import Finding
+from jaxmem.auditing._report import AuditFinding
 from jaxmem.memory.buffers.assignment import Allocation
 
 _WAY_ROUND = "compile the step without donating this argument"
 
 
-def donations(module: Module) -> Iterator[Finding]:
+def donations(module: Module) -> Iterator[AuditFinding]:
     """Finds aliases that are double, of two sizes, or not those of the buffers."""
     numbers = [number for _, number in module.aliases]
     for number, count in Counter(numbers).items():
@@ -31,7 +31,7 @@ def donations(module: Module) -> Iterator[Finding]:
             yield from _of_parameter(module, allocation)
 
 
-def _of_parameter(module: Module, allocation: Allocation) -> Iterator[Finding]:
+def _of_parameter(module: Module, allocation: Allocation) -> Iterator[AuditFinding]:
     number = allocation.parameter
     assert number is not None
     places = [place for place, n in module.aliases if n == number]
@@ -49,7 +49,7 @@ def _of_parameter(module: Module, allocation: Allocation) -> Iterator[Finding]:
             yield _finding(module, number, f"{what}{allocation.size}")
 
 
-def _finding(module: Module, number: int, what: str) -> Finding:
+def _finding(module: Module, number: int, what: str) -> AuditFinding:
     made = next(
         (
             one
@@ -60,4 +60,4 @@ def _finding(module: Module, number: int, what: str) -> Finding:
     )
     name = made.name if made else f"parameter {number}"
     operation, where = module.described(name)
-    return Finding("donations", what, name, operation, where, "", _WAY_ROUND)
+    return AuditFinding("donations", what, name, operation, where, "", _WAY_ROUND)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxmem.auditing._module import Module
 from jaxmem.auditing._pairs import overlapping
-from jaxmem.auditing._report import Finding
+from jaxmem.auditing._report import AuditFinding
 
 _WAY_ROUND = (
     "read what is needed of the old value before the update, with "
@@ -15,13 +15,13 @@ _WAY_ROUND = (
 )
 
 
-def read_after_update(module: Module) -> Iterator[Finding]:
+def read_after_update(module: Module) -> Iterator[AuditFinding]:
     """Finds values that are updated in place before their last reader."""
     for pair in overlapping(module):
         if not pair.updated:
             continue
         operation, where = module.described(pair.new.name)
-        yield Finding(
+        yield AuditFinding(
             rule="read_after_update",
             what=f"{pair.new.name} updates {pair.old.name} in place, which is read "
             "afterwards",

@@ -7,7 +7,7 @@ written by then.
 from collections.abc import Iterator
 
 from jaxmem.auditing._module import Module
-from jaxmem.auditing._report import Finding
+from jaxmem.auditing._report import AuditFinding
 from jaxmem.memory.buffers import Instruction
 
 _SAME = frozenset("bitcast convert copy".split())
@@ -18,7 +18,7 @@ _WAY_ROUND = (
 )
 
 
-def read_elsewhere(module: Module) -> Iterator[Finding]:
+def read_elsewhere(module: Module) -> Iterator[AuditFinding]:
     """Finds fusions that read an operand at other places than they update it."""
     for name, (_, rest) in module.hlo.lines.items():
         if " fusion(" not in rest or name not in module.lives.position:
@@ -28,7 +28,7 @@ def read_elsewhere(module: Module) -> Iterator[Finding]:
             yield from _of_fusion(module, made)
 
 
-def _of_fusion(module: Module, made: Instruction) -> Iterator[Finding]:
+def _of_fusion(module: Module, made: Instruction) -> Iterator[AuditFinding]:
     outputs = [module.values[key] for key in module.flow.leaves(made.name)]
     slots = {(module.slot(v), v.size) for v in outputs if v.name == made.name}
     inside = list(module.hlo.body(made.called[0]))
@@ -44,7 +44,7 @@ def _of_fusion(module: Module, made: Instruction) -> Iterator[Finding]:
         wrong = own and next(_elsewhere(module, inside, same, own), None)
         if wrong:
             operation, where = module.described(wrong.name)
-            yield Finding(
+            yield AuditFinding(
                 rule="read_elsewhere",
                 what=f"{made.name} updates {operand} in place, and reads it with "
                 f"{wrong.name} at other places",

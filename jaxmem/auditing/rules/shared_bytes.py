@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from jaxmem.auditing._module import Module
 from jaxmem.auditing._pairs import overlapping
-from jaxmem.auditing._report import Finding
+from jaxmem.auditing._report import AuditFinding
 
 _WAY_ROUND = (
     "put jax.lax.optimization_barrier around the operation, and report the module to "
@@ -17,13 +17,13 @@ _WAY_ROUND = (
 )
 
 
-def shared_bytes(module: Module) -> Iterator[Finding]:
+def shared_bytes(module: Module) -> Iterator[AuditFinding]:
     """Finds values that are written over while they are still to be read."""
     for pair in overlapping(module):
         if pair.together or pair.updated:
             continue
         operation, where = module.described(pair.new.name)
-        yield Finding(
+        yield AuditFinding(
             rule="shared_bytes",
             what=f"{pair.new.name} is written over {pair.old.name}, which is still "
             f"to be read",
