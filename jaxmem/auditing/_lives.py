@@ -38,6 +38,7 @@ class Lives:
     uses: dict[Key, list[int]] = field(default_factory=dict)
     loops: list[ControlSpan] = field(default_factory=list)
     conditionals: list[ControlSpan] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)  # of asynchronous operations
     clock: int = 0
 
     def __post_init__(self) -> None:
@@ -112,6 +113,7 @@ class Lives:
             begun = self.hlo.instruction(made.operands[0].split("#")[0])
             self._read(made, self.clock)
             if begun is not None:
+                self.ends[begun.name] = self.clock
                 self._read(begun, self.clock)
         elif kind not in SILENT and kind not in _CALLS:
             self._read(made, self.clock)

@@ -57,6 +57,8 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     updated = place and reads
     made = module.hlo.instruction(new.name)
     legal = made is not None and made.opcode not in _NEVER_IN_PLACE
-    if updated and legal and first == last:
+    # an all-reduce that is started over its operand reads it until it is done
+    done = module.lives.ends.get(new.name, first)
+    if updated and legal and last in (first, done):
         return
     yield Overlap(old, new, together, updated)
