@@ -9,6 +9,7 @@ import pytest
 import jaxmem
 from jaxmem.auditing import audit_texts
 from jaxmem.auditing._module import Module
+from jaxmem.memory import CompileError
 from jaxmem.memory.buffers.assignment import parse_live_range
 from tests.auditing.steps import STEPS, dump
 from tests.memory.test_estimate import needs_h100
@@ -174,5 +175,10 @@ def test_of_a_step():
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
 def test_nothing_is_found_in_programs(program, target):
     step, args, donate = program.make("small")
-    report = jaxmem.audit(step, *args, target=target, donate_argnums=donate)
+    try:
+        report = jaxmem.audit(step, *args, target=target, donate_argnums=donate)
+    except CompileError as error:  # XLA tiles no products as small as some adapters'
+        if "Couldn't find output tile sizes" not in str(error):
+            raise
+        pytest.skip("this version of XLA does not compile it in small")
     assert not report.skipped and not report.findings
