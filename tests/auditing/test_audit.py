@@ -173,6 +173,7 @@ def test_of_a_step():
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", pytest.param("h100", marks=needs_h100)])
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
+@pytest.mark.usefixtures("standard_jax")
 def test_nothing_is_found_in_programs(program, target):
     step, args, donate = program.make("small")
     try:
