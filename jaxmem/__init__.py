@@ -14,6 +14,7 @@ from jaxmem import _adviser
 if TYPE_CHECKING:
     from jaxmem import accumulate as accumulate
     from jaxmem import advising as advising
+    from jaxmem import auditing as auditing
     from jaxmem import demo as demo
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jaxmem import scheduling as scheduling
     from jaxmem.accumulate import microbatch as microbatch
     from jaxmem.advising import advise as advise
+    from jaxmem.auditing import audit as audit
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.linting import lint as lint
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _HOME = {
     "adama": "jaxmem.optim",
     "advise": "jaxmem.advising",
+    "audit": "jaxmem.auditing",
     "best_batch": "jaxmem.memory",
     "estimate": "jaxmem.memory",
     "ledger": "jaxmem.optim",
@@ -66,6 +69,7 @@ _HOME = {
 _SUBPACKAGES = (
     "accumulate",
     "advising",
+    "auditing",
     "demo",
     "freezing",
     "linting",

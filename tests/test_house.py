@@ -45,6 +45,7 @@ ALLOWED = {
         *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
     },
     "planning": {"_remedies"},
+    "auditing": {"chips", "frameworks", "memory", "pages"},
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
         *("pages", "scheduling"),
@@ -64,8 +65,9 @@ ALLOWED = {
         "scheduling",
     },
     "cli": {
-        *("_bytes", "_progress", "_remedies", "advising", "chips", "demo"),
-        *("frameworks", "linting", "memory", "optim", "planning", "scheduling"),
+        *("_bytes", "_progress", "_remedies", "advising", "auditing"),
+        *("chips", "demo", "frameworks", "linting", "memory", "optim", "planning"),
+        "scheduling",
     },
 }
 

@@ -5,6 +5,7 @@ from jaxmem.cli._app import EXIT_CODES as EXIT_CODES
 from jaxmem.cli._app import app as app
 from jaxmem.cli._app import main as main
 from jaxmem.cli._app import register
+from jaxmem.cli._audit import audit
 from jaxmem.cli._demo import demo
 from jaxmem.cli._estimate import estimate
 from jaxmem.cli._layout import layout
@@ -22,6 +23,7 @@ register(max_batch, "max-batch")
 register(plan, "plan")
 register(advise, "advise")
 register(lint, "lint")
+register(audit, "audit")
 register(ledger, "ledger")
 register(targets, "targets")
 register(demo, "demo")

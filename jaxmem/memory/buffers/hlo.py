@@ -17,6 +17,7 @@ _CALLED = re.compile(
     r"(?:calls|body|to_apply|condition|called_computations|branch_computations"
     r"|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
 )
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _ELEMENT = re.compile(r"get-tuple-element\([^%]*%([\w.\-]+)\), index=(\d+)")
 # Newer XLA writes `%x#2` where older wrote a get-tuple-element instruction.
 _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
@@ -109,6 +110,11 @@ class Hlo:
         return Instruction(
             f"{name}#{number}", "", opcode, (name,), index, computation, ""
         )
+
+    def condition(self, loop: Instruction) -> str:
+        """The name of the computation that tells a while loop whether to go on."""
+        found = _CONDITION.search(loop.attributes)
+        return found.group(1) if found else ""
 
     @cached_property
     def computations(self) -> dict[str, tuple[str, ...]]:

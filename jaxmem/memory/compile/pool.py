@@ -304,6 +304,8 @@ class CompiledProgram:
     hlo: str  # the text of the optimized program
     temp_bytes: int  # bytes of its temporaries on one device
     aliased: frozenset[int]  # the leaves of the call whose buffers outputs reuse
+    assignment: str = ""  # the text of its buffer assignment; "" where XLA dumps none
+    live_range: str = ""  # the text of its live ranges; "" where XLA dumps none
 
 
 def compile_program(
@@ -314,4 +316,6 @@ def compile_program(
     result = pool().submit(lowered.request, timeout).result()
     aliased = frozenset(leaf for _, leaf in result["aliases"])
     temp_bytes = result["memory"]["temp"]
-    return CompiledProgram(target.name, result["dump"]["hlo"], temp_bytes, aliased)
+    dump = result["dump"]
+    texts = dump["buffer_assignment"], dump["live_range"]
+    return CompiledProgram(target.name, dump["hlo"], temp_bytes, aliased, *texts)

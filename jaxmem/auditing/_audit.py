@@ -1,0 +1,92 @@
+"""`audit`: every rule, over the module that the compiler made of one step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxmem._checks import check_callable, check_float, check_places
+from jaxmem.auditing._module import Module
+from jaxmem.auditing._report import AuditFinding, AuditReport
+from jaxmem.auditing.rules import RULES
+from jaxmem.chips import Target, get_target
+from jaxmem.frameworks import pure_call
+from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
+
+_NO_TEXTS = "the compiler dumped no buffer assignment: nothing was checked"
+
+
+def audit(
+    step: Callable,
+    *args: Any,
+    target: str | Target | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    timeout: float = 600,
+    **kwargs: Any,
+) -> AuditReport:
+    """Compiles a step for a target, and checks what the compiler made of it.
+
+    The step is not run. The scheduled module and the compiler's buffer assignment are
+    held against each other, without the compiler's own live ranges. The rules are:
+
+    - *shared_bytes*: values that are alive together have no byte in common;
+    - *read_after_update*: what is updated in place is not read afterwards;
+    - *read_elsewhere*: a fusion that updates an operand in place reads of it only the
+      slice that it writes;
+    - *two_outputs*: two outputs of one instruction have two buffers;
+    - *donations*: a donated argument is given to one output, of its size, and no other
+      argument is written.
+
+    A finding is a fault of the compiler, whose consequence is a wrong value.
+
+    Args:
+      step: any function that `jax.jit` takes, jitted or not; a jitted one brings its
+        own donated and static arguments along.
+      *args: arrays or `jax.ShapeDtypeStruct`, in any pytrees.
+      target: a name of `jaxmem.targets()`, "cpu" by default.
+      donate_argnums: positional arguments whose buffers the step may reuse.
+      donate_argnames: the same for keyword arguments.
+      static_argnums: positional arguments that are Python values, not arrays.
+      static_argnames: the same for keyword arguments.
+      timeout: seconds that the compile may take.
+      **kwargs: the step's keyword arguments.
+
+    Returns:
+      An `AuditReport`.
+
+    Raises:
+      TypeError: no function, a step that cannot be traced, an argument that is no
+        array.
+      ValueError: an unknown target, arguments that do not fit the step.
+      CompileError: the step cannot be compiled for the target.
+      RuntimeError: this installation cannot compile for the target.
+      TimeoutError: the compile took longer than `timeout`.
+
+    Example::
+
+      print(jaxmem.audit(step, state, batch, target="h100", donate_argnums=0))
+    """
+    check_callable("step", step)
+    timeout = check_float("timeout", timeout, above=0)
+    donate = check_places(
+        donate_argnums=donate_argnums, donate_argnames=donate_argnames
+    )
+    static = check_places(
+        static_argnums=static_argnums, static_argnames=static_argnames
+    )
+    chip = get_target(target)
+    with pure_call(step, args, kwargs, donate or None, static) as pure:
+        call = flatten_call(step, pure)
+        jitted = flat_function(lambda: step, call)
+        compiled = compile_program(jitted, trace(jitted, call), call, chip, timeout)
+    texts = compiled.hlo, compiled.assignment
+    findings = audit_texts(*texts) if all(texts) else ()
+    skipped = () if all(texts) else (_NO_TEXTS,)
+    return AuditReport(call.name, chip.name, findings, skipped)
+
+
+def audit_texts(hlo: str, assignment: str) -> tuple[AuditFinding, ...]:
+    """Findings on a scheduled module and its buffer assignment as XLA dumps them."""
+    module = Module(hlo, assignment)
+    return tuple(finding for rule in RULES for finding in rule(module))

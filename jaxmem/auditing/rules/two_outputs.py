@@ -1,0 +1,32 @@
+"""Two outputs of one instruction have two buffers.
+
+A fusion writes them side by side, so that in one buffer the second one is left.
+"""
+
+from collections.abc import Iterator
+
+from jaxmem.auditing._module import Module
+from jaxmem.auditing._pairs import overlapping
+from jaxmem.auditing._report import AuditFinding
+
+_WAY_ROUND = (
+    "compute the two apart, with jax.lax.optimization_barrier on the input of one"
+)
+
+
+def two_outputs(module: Module) -> Iterator[AuditFinding]:
+    """Finds outputs of one instruction that have bytes in common."""
+    for pair in overlapping(module):
+        if not pair.together:
+            continue
+        operation, where = module.described(pair.new.name)
+        outputs = f"{list(pair.old.index)} and {list(pair.new.index)}"
+        yield AuditFinding(
+            rule="two_outputs",
+            what=f"outputs {outputs} of {pair.new.name} have one buffer",
+            instruction=pair.new.name,
+            operation=operation,
+            where=where,
+            report="https://github.com/jax-ml/jax/issues/39100",
+            way_round=_WAY_ROUND,
+        )

@@ -1,0 +1,46 @@
+"""`jaxmem audit`."""
+
+import typer
+
+from jaxmem.cli._app import DOES_NOT_FIT
+from jaxmem.cli._options import (
+    Arguments,
+    Batch,
+    Chip,
+    Donate,
+    Function,
+    Html,
+    Json,
+    Static,
+    Timeout,
+    named,
+)
+from jaxmem.cli._output import show
+
+
+def audit(
+    function: Function,
+    arguments: Arguments = None,
+    batch: Batch = None,
+    target: Chip = None,
+    donate: Donate = None,
+    static: Static = None,
+    timeout: Timeout = None,
+    json_path: Json = None,
+    html_path: Html = None,
+) -> None:
+    """Check what the compiler made of a step: no value is lost in shared memory.
+
+    Exits 0, or 1 where there is a finding, 2 on wrong use, 3 where the step cannot be
+    imported, traced or compiled.
+    """
+    import jaxmem
+
+    how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
+    found, args = named(function, arguments, batch, **how)
+    of_estimates = ("compiler_options", "cache", "full")
+    options = {k: v for k, v in found.options.items() if k not in of_estimates}
+    report = jaxmem.audit(found.fn, *args, **options)
+    show(report, json_path, html=html_path)
+    if report.findings:
+        raise typer.Exit(DOES_NOT_FIT)
