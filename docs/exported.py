@@ -11,6 +11,7 @@ from typing import Any
 PACKAGES = (
     "jaxmem",
     "jaxmem.accumulate",
+    "jaxmem.auditing",
     "jaxmem.demo",
     "jaxmem.freezing",
     "jaxmem.linting",

@@ -95,7 +95,7 @@ def called(eqn) -> Any:
 
 def keeps_sharding(eqn) -> bool:
     """Whether an equation reshards an array to the sharding that it has."""
-    # Functions of `jax.random` do so to what they take and give under a mesh without
+    # The functions of jax.random do so to what they take and give under a mesh without
     # explicit axes, if they are asked for a sharding.
     if eqn.primitive.name != "reshard":
         return False
