@@ -74,7 +74,8 @@ def test_the_call_itself_is_a_good_one(call, untyped):
 
 # What takes anything, takes nothing, or is what a function returns.
 WITHOUT_ARGUMENTS_OF_ITS_OWN = """
-    AdamAState Advice ApolloState FiraState GaLoreState GaLoreSumState BudgetError
+    AdamAState Advice ApolloState AuditFinding AuditReport FiraState GaLoreState
+    GaLoreSumState BudgetError
     Choice CompiledMeasure Finding Frontier Frozen Gradient KeptArrays
     Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import jaxmem
-from jaxmem.auditing import audit_texts
+from jaxmem.auditing._audit import audit_texts
 from jaxmem.auditing._module import Module
 from jaxmem.memory import CompileError
 from jaxmem.memory.buffers.assignment import parse_live_range

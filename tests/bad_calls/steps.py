@@ -95,6 +95,9 @@ CALLS = [
     Call("lint", lambda step, **kw: jaxmem.lint(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
     }),
+    Call("audit", lambda step, **kw: jaxmem.audit(step, W, X, **kw), {"step": step}, {
+        "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
+    }),
     Call("advise", lambda fn, **kw: jaxmem.advise(fn, W, X, **kw),
         {"fn": step, "budget": GIB}, {
             "fn": FUNCTION, "target": TARGET, "budget": (*BYTES, 0), **PLACES,

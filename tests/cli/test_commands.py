@@ -14,15 +14,17 @@ import typer
 import jaxmem
 from benchmarks.layout import guillotine
 from jaxmem import chips
+from jaxmem.auditing import AuditFinding, AuditReport
 from jaxmem.cli import app
 from jaxmem.planning import write_buffers
 from jaxmem.scheduling import BudgetError
 from tests.cli.invoking import invoke
 
 GIB = 2**30
-COMMANDS = (
-    "estimate residuals max-batch plan advise lint ledger targets demo layout".split()
-)
+COMMANDS = [
+    *"estimate residuals max-batch plan advise lint audit".split(),
+    *"ledger targets demo layout".split(),
+]
 BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
 
 
@@ -140,6 +142,14 @@ CASES = [
     ("lint user_steps:misnamed --fail-on never", 0, "no such name"),
     ("lint user_steps:gradient --fail-on always", 2, "always"),
     ("lint user_steps:not_traceable", 3, "cannot be traced"),
+    ("audit user_steps:gradient", 0, "no findings"),
+    ("audit user_steps:step --target h1000", 2, "unknown target"),
+    ("audit user_steps:step --args nothing", 2, "no function 'nothing'"),
+    ("audit user_steps:sized_step --batch 0", 2, "--batch"),
+    ("audit user_steps:step --donate weights", 2, "'weights'"),
+    ("audit user_steps:step --static weights", 2, "'weights'"),
+    ("audit user_steps:step --timeout inf", 2, "no number of seconds"),
+    ("audit user_steps:not_traceable", 3, "cannot be traced"),
     ("ledger user_steps:params_and_tx", 0, "moments"),
     ("ledger user_steps:tx --args params --max 1MiB", 0, "within --max: a device"),
     ("ledger user_linen:step", 0, "ScaleByAdamState.mu"),
@@ -217,8 +227,18 @@ def test_every_command_has_every_exit_code():
     for line, code, _ in CASES:
         codes[line.split()[0]].add(code)
     never_too_large = {"targets", "demo"}
+    elsewhere = {"audit"}  # of a wrong module: in the test below
     for name, found in codes.items():
-        assert found == {0, 2, 3} | ({1} - ({1} if name in never_too_large else set()))
+        seldom = name in never_too_large | elsewhere
+        assert found == {0, 2, 3} | ({1} - ({1} if seldom else set()))
+
+
+def test_a_finding_of_the_audit_exits_with_1(steps, monkeypatch):
+    fault = AuditFinding("two_outputs", "two outputs have one buffer", "fusion.1")
+    report = AuditReport("step", "cpu", (fault,))
+    monkeypatch.setattr(jaxmem, "audit", lambda *args, **how: report)
+    result = invoke("audit", "user_steps:gradient")
+    assert result.exit_code == 1 and "two outputs have one buffer" in result.output
 
 
 def _options():
