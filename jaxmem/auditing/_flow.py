@@ -73,18 +73,20 @@ class Flow:
         return self.value(caller.operands[place], index)
 
     def _started(self, made: Instruction, index: tuple[int, ...]) -> Key | None:
-        if made.opcode == "copy-start":
-            return (
-                self.value(made.operands[0], index[1:]) if index[:1] == (1,) else None
-            )
-        if made.opcode == "async-start" and index[:1] == (1,):
-            return self.value(self.hlo.roots.get(made.called[0], ""), index[1:])
-        if not index or index[0] != 0:
+        if not index:
             return None
-        if made.opcode == "async-start" or len(made.operands) > 1:
-            known = len(index) > 1 and index[1] < len(made.operands)
-            return self.value(made.operands[index[1]], index[2:]) if known else None
-        return self.value(made.operands[0], index[1:])
+        place, rest = index[0], index[1:]
+        if made.opcode == "copy-start":
+            return self.value(made.operands[0], rest) if place == 1 else None
+        if made.opcode == "async-start" and place == 1:
+            return self.value(self.hlo.roots.get(made.called[0], ""), rest)
+        if place != 0:
+            return None
+        if made.opcode != "async-start" and len(made.operands) == 1:
+            return self.value(made.operands[0], rest)
+        if not rest or rest[0] >= len(made.operands):
+            return None
+        return self.value(made.operands[rest[0]], rest[1:])
 
     def _done(self, made: Instruction, index: tuple[int, ...]) -> Key | None:
         start = made.operands[0]
