@@ -6,6 +6,7 @@ from functools import cached_property
 
 from jaxmem.auditing._flow import Flow
 from jaxmem.auditing._lives import Lives
+from jaxmem.auditing._report import AuditFinding
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.assignment import (
     Allocation,
@@ -61,6 +62,13 @@ class Module:
         if made is None:
             return "", ""
         return made.metadata.get("op_name", ""), self.hlo.source(made)
+
+    def finding(
+        self, rule: str, instruction: str, what: str, way_round: str, report: str = ""
+    ) -> AuditFinding:
+        """What a rule found at an instruction, with its operation and line."""
+        at = self.described(instruction)
+        return AuditFinding(rule, what, instruction, *at, report, way_round)
 
 
 def _aliases(text: str) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -1,6 +1,7 @@
 """Pairs of values of one allocation that have bytes in common while both are alive."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +24,11 @@ class Overlap(NamedTuple):
     updated: bool  # whether the younger one is made of the older one, in its place
 
 
-def overlapping(module: Module) -> Iterator[Overlap]:
+@lru_cache(maxsize=1)  # for all rules of one module
+def overlapping(module: Module) -> tuple[Overlap, ...]:
     """Those that are no legal updates in place."""
-    for allocation in module.allocations:
-        yield from _of(module, module.data(allocation))
+    every = (_of(module, module.data(one)) for one in module.allocations)
+    return tuple(pair for found in every for pair in found)
 
 
 def _of(module: Module, values: list[BufferValue]) -> Iterator[Overlap]:

@@ -14,6 +14,7 @@ from jaxmem.cli._options import (
     Static,
     Timeout,
     named,
+    without_those_of_estimates,
 )
 from jaxmem.cli._output import show
 
@@ -38,8 +39,7 @@ def audit(
 
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
     found, args = named(function, arguments, batch, **how)
-    of_estimates = ("compiler_options", "cache", "full")
-    options = {k: v for k, v in found.options.items() if k not in of_estimates}
+    options = without_those_of_estimates(found.options)
     report = jaxmem.audit(found.fn, *args, **options)
     show(report, json_path, html=html_path)
     if report.findings:

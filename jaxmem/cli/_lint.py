@@ -17,6 +17,7 @@ from jaxmem.cli._options import (
     Static,
     Timeout,
     named,
+    without_those_of_estimates,
 )
 from jaxmem.cli._output import show
 
@@ -56,8 +57,7 @@ def lint(
 
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
     found, args = named(function, arguments, batch, **how)
-    of_compiles = ("compiler_options", "cache", "full")
-    options = {k: v for k, v in found.options.items() if k not in of_compiles}
+    options = without_those_of_estimates(found.options)
     report = jaxmem.lint(found.fn, *args, **options)
     show(report, json_path, html=html_path)
     order = list(FailOn)[: list(FailOn).index(fail_on) + 1]

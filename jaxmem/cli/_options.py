@@ -109,6 +109,12 @@ Plot = Annotated[
 ]
 
 
+def without_those_of_estimates(options: dict) -> dict:
+    """The options that a step brings along, for what is no `jaxmem.estimate`."""
+    of_estimates = ("compiler_options", "cache", "full")
+    return {k: v for k, v in options.items() if k not in of_estimates}
+
+
 def named(
     spec: str,
     args_spec: str | None,

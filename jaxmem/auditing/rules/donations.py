@@ -59,5 +59,4 @@ def _finding(module: Module, number: int, what: str) -> AuditFinding:
         None,
     )
     name = made.name if made else f"parameter {number}"
-    operation, where = module.described(name)
-    return AuditFinding("donations", what, name, operation, where, "", _WAY_ROUND)
+    return module.finding("donations", name, what, _WAY_ROUND)

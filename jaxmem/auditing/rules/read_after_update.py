@@ -20,13 +20,8 @@ def read_after_update(module: Module) -> Iterator[AuditFinding]:
     for pair in overlapping(module):
         if not pair.updated:
             continue
-        operation, where = module.described(pair.new.name)
-        yield AuditFinding(
-            rule="read_after_update",
-            what=f"{pair.new.name} updates {pair.old.name} in place, which is read "
-            "afterwards",
-            instruction=pair.new.name,
-            operation=operation,
-            where=where,
-            way_round=_WAY_ROUND,
+        what = (
+            f"{pair.new.name} updates {pair.old.name} in place, which is read "
+            "afterwards"
         )
+        yield module.finding("read_after_update", pair.new.name, what, _WAY_ROUND)

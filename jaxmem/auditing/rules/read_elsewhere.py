@@ -13,6 +13,7 @@ from jaxmem.memory.buffers import Instruction
 _SAME = frozenset("bitcast convert copy".split())
 _MOVES = frozenset("dynamic-slice slice gather reverse transpose pad".split())
 _UPDATES = ("dynamic-update-slice", "scatter")
+_REPORT = "https://github.com/openxla/xla/issues/49176"
 _WAY_ROUND = (
     "take the slice before the update, with jax.lax.optimization_barrier around it"
 )
@@ -43,16 +44,13 @@ def _of_fusion(module: Module, made: Instruction) -> Iterator[AuditFinding]:
         own = next((one for one in updates if one.operands[0] in same), None)
         wrong = own and next(_elsewhere(module, inside, same, own), None)
         if wrong:
-            operation, where = module.described(wrong.name)
+            what = (
+                f"{made.name} updates {operand} in place, and reads it with "
+                f"{wrong.name} at other places"
+            )
+            at = module.described(wrong.name)
             yield AuditFinding(
-                rule="read_elsewhere",
-                what=f"{made.name} updates {operand} in place, and reads it with "
-                f"{wrong.name} at other places",
-                instruction=made.name,
-                operation=operation,
-                where=where,
-                report="https://github.com/openxla/xla/issues/49176",
-                way_round=_WAY_ROUND,
+                "read_elsewhere", what, made.name, *at, _REPORT, _WAY_ROUND
             )
 
 

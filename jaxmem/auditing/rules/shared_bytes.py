@@ -22,13 +22,8 @@ def shared_bytes(module: Module) -> Iterator[AuditFinding]:
     for pair in overlapping(module):
         if pair.together or pair.updated:
             continue
-        operation, where = module.described(pair.new.name)
-        yield AuditFinding(
-            rule="shared_bytes",
-            what=f"{pair.new.name} is written over {pair.old.name}, which is still "
-            f"to be read",
-            instruction=pair.new.name,
-            operation=operation,
-            where=where,
-            way_round=_WAY_ROUND,
+        what = (
+            f"{pair.new.name} is written over {pair.old.name}, which is still "
+            f"to be read"
         )
+        yield module.finding("shared_bytes", pair.new.name, what, _WAY_ROUND)

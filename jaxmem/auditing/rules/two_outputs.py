@@ -9,6 +9,7 @@ from jaxmem.auditing._module import Module
 from jaxmem.auditing._pairs import overlapping
 from jaxmem.auditing._report import AuditFinding
 
+_REPORT = "https://github.com/jax-ml/jax/issues/39100"
 _WAY_ROUND = (
     "compute the two apart, with jax.lax.optimization_barrier on the input of one"
 )
@@ -19,14 +20,6 @@ def two_outputs(module: Module) -> Iterator[AuditFinding]:
     for pair in overlapping(module):
         if not pair.together:
             continue
-        operation, where = module.described(pair.new.name)
         outputs = f"{list(pair.old.index)} and {list(pair.new.index)}"
-        yield AuditFinding(
-            rule="two_outputs",
-            what=f"outputs {outputs} of {pair.new.name} have one buffer",
-            instruction=pair.new.name,
-            operation=operation,
-            where=where,
-            report="https://github.com/jax-ml/jax/issues/39100",
-            way_round=_WAY_ROUND,
-        )
+        what = f"outputs {outputs} of {pair.new.name} have one buffer"
+        yield module.finding("two_outputs", pair.new.name, what, _WAY_ROUND, _REPORT)
