@@ -59,8 +59,12 @@ def flat_function(get: Callable[[], Callable], call: FlatCall) -> Any:
 
     # Every step has this name, so that the program and its key do not depend on it.
     run.__name__ = run.__qualname__ = "step"
-    donate = tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
-    return jax.jit(run, donate_argnums=donate)
+    return jax.jit(run, donate_argnums=_donated(call))
+
+
+def _donated(call: FlatCall) -> tuple[int, ...]:
+    """Positions of the leaves whose buffers the step may reuse."""
+    return tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
 
 
 def trace(jitted: Any, call: FlatCall) -> Any:
@@ -137,7 +141,7 @@ def lower(
         exported = with_workspaces(_export(_for_device(jitted, call), call, target))
     request = {
         "target": topology(target.name, exported.nr_devices),
-        "donate": tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated),
+        "donate": _donated(call),
         "shardings": [describe_sharding(leaf.spec.sharding) for leaf in call.leaves],
         "x64": bool(jax.config.read("jax_enable_x64")),
         "compiler_options": compiler_options or None,
@@ -167,8 +171,7 @@ def _of_jaxpr(closed: Any, call: FlatCall) -> Any:
     def step(*leaves):
         return jaxprs.evaluate(closed, leaves)
 
-    donate = tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
-    return jax.jit(step, donate_argnums=donate)
+    return jax.jit(step, donate_argnums=_donated(call))
 
 
 def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
