@@ -6,6 +6,7 @@ function, so that a new JAX fails there, loudly, and not in a user's step.
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -390,39 +391,239 @@ def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
       For each result, for each of its axes: axes of the mesh. Nothing for a result that
       is whole on each device, or along a part of an axis of the mesh.
     """
-    from jaxlib.mlir import ir, passmanager
-    from jaxlib.mlir.dialects import sdy
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
 
     # for a platform whose random numbers are ordinary operations
     traced = jax.jit(fn, keep_unused=True).trace(*args)
-    lowered = traced.lower(lowering_platforms=("tpu",))
-    module: Any = lowered.compiler_ir("stablehlo")
+    rules: Any = tuple(counted_partitions())
+    how: Any = mlir.LoweringParameters(override_lowering_rules=rules)
+    with _without_devices():
+        lowered = traced.lower(lowering_platforms=("tpu",), _private_parameters=how)
+    with _propagated(lowered.as_text()) as module:
+        functions = {
+            ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
+            for op in module.body.operations
+        }
+        attributes = map(ir.DictAttr, functions["main"].attributes["res_attrs"])
+        shardings = [
+            one["sdy.sharding"] if "sdy.sharding" in one else None for one in attributes
+        ]
+        return [() if one is None else _axes_of(one) for one in shardings]
+
+
+@contextlib.contextmanager
+def _propagated(text: str):
+    """A StableHLO module in which Shardy has propagated what is said of shardings."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir, passmanager
+
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module: Any = ir.Module.parse(text)
+        pipeline = "builtin.module(sdy-propagation-pipeline)"
+        passmanager.PassManager.parse(pipeline).run(module.operation)
+        yield module
+
+
+def _axes_of(sharding) -> tuple[tuple[str, ...], ...]:
+    """Whole axes of the mesh along each axis of an array."""
+    from jaxlib.mlir.dialects import sdy
 
     def names(dimension) -> tuple[str, ...]:
         axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dimension).axes)
         return tuple(axis.name for axis in axes if axis.sub_axis_info is None)
 
-    def sharding(attributes) -> tuple[tuple[str, ...], ...]:
-        attributes = ir.DictAttr(attributes)
-        if "sdy.sharding" not in attributes:
-            return ()
-        found = sdy.TensorShardingAttr(attributes["sdy.sharding"])
-        return tuple(map(names, found.dimension_shardings))
+    return tuple(map(names, sdy.TensorShardingAttr(sharding).dimension_shardings))
 
-    with module.context:
-        pipeline = "builtin.module(sdy-propagation-pipeline)"
-        passmanager.PassManager.parse(pipeline).run(module.operation)
-        functions = {
-            ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
-            for op in module.body.operations
-        }
-        return [*map(sharding, functions["main"].attributes["res_attrs"])]
+
+def _result_axes(op) -> list[tuple[tuple[str, ...], ...]]:
+    """The same of each result of an operation."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import sdy
+
+    if "sdy.sharding" in op.attributes:
+        of_each = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
+        return [_axes_of(one) for one in of_each.shardings]
+    return [((),) * ir.RankedTensorType(r.type).rank for r in op.results]
+
+
+# -- custom partitioning, without calls back into Python
+
+
+def export(jitted: Any, platform: str, checks: list, rules: list, args: list) -> Any:
+    """`jax.export.export` for a platform, with other rules of lowering.
+
+    `checks` are those that are disabled; `rules` are (primitive, rule).
+    """
+    how = {"disabled_checks": checks, "_override_lowering_rules": tuple(rules)}
+    with _without_devices():
+        return jax.export.export(jitted, platforms=[platform], **how)(*args)
+
+
+@contextlib.contextmanager
+def _without_devices():
+    """A context in which what `counted_partitions` lowers asks for no devices."""
+    token = _NO_DEVICES.set(True)
+    try:
+        yield
+    finally:
+        _NO_DEVICES.reset(token)
+
+
+_PARTITIONED = "CustomSPMDPartitioning"  # XLA's name of such a call
+# the number of a call, and of one of its operands, on operations of a module
+_CALL, _OPERAND = "jaxmem.call", "jaxmem.operand"
+_Axes = tuple[tuple[str, ...], ...]  # of the mesh, for each axis of an array
+
+
+def counted_partitions() -> list[tuple[Any, Any]]:
+    """Rules for an export in which `partitions_in` finds calls that XLA partitions."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    numbers = itertools.count()
+
+    def counted(plain, ctx, *values, **params):
+        number = next(numbers)
+        # propagation writes on results how they are sharded, and not on operands
+        operands = [stablehlo.OptimizationBarrierOp([x]) for x in values]
+        for i, operand in enumerate(operands):
+            operand.attributes[_OPERAND] = ir.StringAttr.get(f"{number} {i}")
+        outs = plain(ctx, *(operand.results[0] for operand in operands), **params)
+        # what would be called back, which no exported program may keep
+        ctx.module_context.keepalives.pop()
+        outs[0].owner.attributes[_CALL] = ir.StringAttr.get(str(number))
+        return outs
+
+    return _rules(counted)
+
+
+def partitioned_by(partitions: list) -> list[tuple[Any, Any]]:
+    """Rules for an export in which those calls are `shard_map`s of their parts."""
+    from jax._src.interpreters import mlir
+
+    left = iter(partitions)
+
+    def in_parts(plain, ctx, *values, **params):
+        mesh, avals = ctx.module_context.axis_context.abstract_mesh, ctx.avals_out
+        run = _in_parts(mesh, next(left), (ctx.avals_in, avals), params)
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
+
+    return _rules(in_parts)
+
+
+def _rules(partitioned) -> list[tuple[Any, Any]]:
+    """Rules that lower a call of `custom_partitioning` on several devices otherwise.
+
+    `partitioned` is a rule, with JAX's own as its first argument.
+    """
+    from jax._src import custom_partitioning as partitioning
+    from jax._src.interpreters import mlir
+
+    def rule(ctx, *values, **params):
+        if not _is_partitioned(ctx):
+            whole = jex_core.jaxpr_as_fun(params["call"])
+            return mlir.lower_fun(whole, multiple_results=True)(ctx, *values)
+        ctx = _with_mesh(ctx)
+        axes = ctx.module_context.axis_context
+        if getattr(axes, "device_assignment", None) is None:
+            raise ValueError(
+                "custom_partitioning on several devices needs arrays that name the "
+                "mesh, by jax.sharding.NamedSharding, and no jax.shard_map over some "
+                "of its axes, to be compiled for chips that are not there"
+            )
+        return partitioned(
+            partitioning._custom_partitioning_lowering_rule, ctx, *values, **params
+        )
+
+    return [(partitioning.custom_partitioning_p, rule)]
+
+
+def _with_mesh(ctx):
+    """A rule's context that names the mesh, as the types of its operands do."""
+    # What stands for devices only counts: no operation is done on them.
+    import dataclasses
+
+    module = ctx.module_context
+    axes, meshes = module.axis_context, [x.sharding.mesh for x in ctx.avals_in]
+    mesh = next((mesh for mesh in meshes if not mesh.empty), None)
+    if mesh is None or hasattr(axes, "mesh") or mesh.size != axes.num_devices:
+        return ctx
+    devices = tuple(itertools.islice(itertools.cycle(jax.devices()), mesh.size))
+    axes = dataclasses.replace(axes, device_assignment=devices, abstract_mesh=mesh)
+    return ctx.replace(module_context=module.replace(axis_context=axes))
+
+
+def _is_partitioned(ctx) -> bool:
+    """Whether XLA is to partition what is lowered: it is no single device's."""
+    axes = ctx.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    if mesh is not None:
+        return set(axes.manual_axes) != set(mesh.axis_names)
+    return getattr(axes, "num_devices", 1) > 1
+
+
+def partitions_in(exported: Any) -> list[tuple[list[_Axes], list[_Axes]]]:
+    """How (operands, results) of each call of `counted_partitions` are sharded."""
+    from jaxlib.mlir import ir
+
+    if _PARTITIONED not in exported.mlir_module():
+        return []
+    operands: dict[str, dict[str, _Axes]] = {}  # of each call
+    results: dict[str, list[_Axes]] = {}
+
+    def visit(op):
+        if _OPERAND in op.attributes:
+            call, i = ir.StringAttr(op.attributes[_OPERAND]).value.split()
+            operands.setdefault(call, {}).setdefault(i, *_result_axes(op))
+        if _CALL in op.attributes:
+            call = ir.StringAttr(op.attributes[_CALL]).value
+            results.setdefault(call, _result_axes(op))
+        return ir.WalkResult.ADVANCE
+
+    with _propagated(exported.mlir_module()) as module:
+        module.operation.walk(visit)
+    both = ((operands[call], results[call]) for call in sorted(results, key=int))
+    return [([x[i] for i in sorted(x, key=int)], made) for x, made in both]
+
+
+def _in_parts(mesh, partition, avals, params):
+    """A function of flat arrays that does one call by its own rule of partitioning.
+
+    `partition` and `avals` are pairs: of operands, and of results.
+    """
+    trees = params["in_tree"], params["out_tree"]
+
+    def sharded(aval, axes):
+        spec = jax.sharding.PartitionSpec(*(names or None for names in axes))
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+    sides = zip(trees, avals, partition, strict=True)
+    types = [tree.unflatten(list(map(sharded, *side))) for tree, *side in sides]
+    _, part, made, given = params["partition"](*params["static_args"], mesh, *types)
+    specs = [
+        # a rule may name more axes than there are: cuDNN's does
+        tuple(
+            jax.sharding.PartitionSpec(*sharding.spec[: aval.ndim])
+            for sharding, aval in zip(tree.flatten_up_to(asked), side, strict=True)
+        )
+        for tree, asked, side in zip(trees, (given, made), avals, strict=True)
+    ]
+
+    def flat(*arrays):
+        return tuple(jax.tree.leaves(part(*trees[0].unflatten(arrays))))
+
+    how: dict[str, Any] = {"mesh": mesh, "check_vma": False}
+    return jax.shard_map(flat, in_specs=specs[0], out_specs=specs[1], **how)
 
 
 # -- cuDNN's attention, as JAX lowers it
 
 # Compute capability of the GPU that a step is traced for, where none is here.
 _ABSENT_GPU: ContextVar[tuple[int, int] | None] = ContextVar("absent", default=None)
+# Whether it is lowered by rules that need no devices.
+_NO_DEVICES: ContextVar[bool] = ContextVar("no devices", default=False)
 _ABSENT_CUDNN = 91800  # newer than all that JAX's rules ask for
 
 
@@ -478,7 +679,8 @@ def _answer_for_absent_gpus() -> None:
 
     class Asking(set):
         def __contains__(self, primitive) -> bool:
-            absent = primitive in spread and _ABSENT_GPU.get() is not None
+            absent = _ABSENT_GPU.get() is not None or _NO_DEVICES.get()
+            absent = absent and primitive in spread
             return super().__contains__(primitive) and not absent
 
     asking = Asking(dispatch.prim_requires_devices_during_lowering)

@@ -5,7 +5,9 @@ it is lowered; MLIR; references under `vmap`; and simulated chips.
 """
 
 import contextlib
+import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -28,10 +30,30 @@ COMPILES_FOR_AMPERE = jax.__version_info__ >= (0, 12)
 _PLATFORMS = {"cuda": ("cuda", "gpu"), "tpu": ("tpu",)}
 
 
+_ABSENT: ContextVar[Any] = ContextVar("absent", default=None)
+
+
+@contextlib.contextmanager
+def lowered_for(device: Any) -> Iterator[None]:
+    """A context that lowers a step for a device that is not there.
+
+    Args:
+      device: whichever the meshes are of that the step itself names.
+    """
+    token = _ABSENT.set(device)
+    try:
+        yield
+    finally:
+        _ABSENT.reset(token)
+
+
 def device_in_context(platform: str) -> Any:
     """The device that is traced or lowered for, if it is of this platform; or None."""
     # It is the device of the mesh in context, which `shard_map` sets, and code that
     # lowers for an absent chip; otherwise the first of this process, as in Mosaic.
+    absent = _ABSENT.get()
+    if absent is not None:
+        return absent if _is_of(absent, platform) else None
     device = jax.sharding.get_abstract_mesh().abstract_device
     here = get_default_device() if xla_bridge.backends_are_initialized() else None
     alike = device is not None and device.device_kind == getattr(
@@ -54,6 +76,29 @@ def on_one_device(lowering: Any) -> bool:
         left = [n for name, n in mesh.shape.items() if name not in axes.manual_axes]
         return math.prod(left) == 1
     return getattr(axes, "num_devices", 1) == 1
+
+
+def sharded_over(lowering: Any, mesh: Any) -> Any:
+    """A rule's context for JAX's `custom_partitioning`; None if not for a sharded jit.
+
+    JAX tells such a rule neither its mesh nor its devices where an operation does not
+    ask for them, which would keep it from being lowered for devices that are not there.
+
+    Args:
+      lowering: the context of a lowering rule.
+      mesh: of the operands, as their types name it.
+    """
+    module = lowering.module_context
+    axes = module.axis_context
+    # a `shard_map` over some axes of a mesh alone names its mesh
+    count = 1 if hasattr(axes, "mesh") else getattr(axes, "num_devices", 1)
+    of_mesh = not mesh.empty and mesh.size == count and not mesh.are_all_axes_manual
+    if count == 1 or not of_mesh or not config.use_shardy_partitioner.value:
+        return None
+    # They only stand for the places of the mesh: each device gets the same program.
+    devices = tuple(itertools.islice(itertools.cycle(jax.devices()), count))
+    axes = dataclasses.replace(axes, device_assignment=devices, abstract_mesh=mesh)
+    return lowering.replace(module_context=module.replace(axis_context=axes))
 
 
 @functools.cache
@@ -151,7 +196,9 @@ def lower_plainly(run: Callable[..., tuple], ctx, *args):
         for avals in (ctx.avals_in, ctx.avals_out)
     )
     ctx = ctx.replace(avals_in=plain, avals_out=outs)
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+    # nor need what others' kernels give be declared to vary
+    with config._check_vma(False):
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
 mlir.register_lowering(

@@ -110,7 +110,8 @@ def dispatch(
     if implementation is None:
         ours = _candidates(name, kernels, reasons, found)
         tree = jax.tree.structure(args)
-        candidates = [k._replace(run=_of_leaves(k.run, tree)) for k in (*others, *ours)]
+        of_leaves = functools.partial(_of_leaves, tree)
+        candidates = [k.changed(of_leaves) for k in (*others, *ours)]
         return kernel_or_xla(xla, candidates, *args)
     run = functools.partial(_by_platform, name, branches, reasons, xla)
     if not xla_derives:
@@ -128,7 +129,7 @@ def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
     return found
 
 
-def _of_leaves(run: Callable, tree: Any) -> Callable[..., tuple]:
+def _of_leaves(tree: Any, run: Callable) -> Callable[..., tuple]:
     """`run` from the leaves of its arguments to the leaves of its result."""
     return lambda *leaves: tuple(jax.tree.leaves(run(*tree.unflatten(leaves))))
 

@@ -20,8 +20,10 @@ from pallas_kernels._compat import (
     jaxpr_as_fun,
     lower_plainly,
     on_one_device,
+    sharded_over,
     varying_as,
 )
+from pallas_kernels._compat import lowered_for as lowered_for
 from pallas_kernels.chips import Needs
 
 # -- a check
@@ -65,6 +67,8 @@ class KernelCandidate(NamedTuple):
       reason: why it does not support these arguments; empty if it does.
       name: of the kernel and the platform, for warnings.
       vmaps: whether `jax.vmap` of `run` is as good as the kernel itself.
+      sharded: the same as `run` under a `jit` over several devices, which itself says
+        how it is partitioned; None if the kernel needs a `jax.shard_map` there.
     """
 
     platform: str
@@ -73,6 +77,12 @@ class KernelCandidate(NamedTuple):
     reason: str
     name: str
     vmaps: bool = False
+    sharded: Callable[..., tuple] | None = None
+
+    def changed(self, change: Callable[[Callable], Callable]) -> "KernelCandidate":
+        """The same, with a change of what runs it."""
+        sharded = None if self.sharded is None else change(self.sharded)
+        return self._replace(run=change(self.run), sharded=sharded)
 
 
 _choice = Primitive("kernel_or_xla")
@@ -80,7 +90,10 @@ _choice.multiple_results = True
 
 
 def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) -> Any:
-    """`xla(*args)`, or on one device the result of the first candidate that wins."""
+    """`xla(*args)`, or the result of the first candidate that wins where it is lowered.
+
+    That is on one device, or its shard; one that can be partitioned also on several.
+    """
     # In derivatives it is `xla(*args)`, since kernels have none of their own, and under
     # `vmap` for a kernel that was not measured there.
     leaves, tree = jax.tree.flatten(args)
@@ -97,13 +110,19 @@ def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) 
         run = partial(_of_consts, closed, number)
         plain = [jax.ShapeDtypeStruct(jnp.shape(c), c.dtype) for c in consts] + plain
         closed = jax.make_jaxpr(run)(*plain)
-        candidates = [
-            k._replace(run=partial(_without, number, k.run)) for k in candidates
-        ]
+        candidates = [k.changed(partial(partial, _without, number)) for k in candidates]
         leaves = [*consts, *leaves]
-    outs = _choice.bind(*leaves, jaxpr=closed, xla=run, candidates=tuple(candidates))
+    how = {"jaxpr": closed, "xla": run, "candidates": tuple(candidates)}
+    outs = _choice.bind(*leaves, **how, mesh=_mesh_of(leaves))
     outs = [varying_as(x, *map(jax.typeof, leaves)) for x in outs]
     return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(xla, *args)), outs)
+
+
+def _mesh_of(arrays: list[Any]) -> Any:
+    """The mesh of arrays, as their types name it, or the one in context."""
+    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+    named = (mesh for mesh in meshes if not mesh.empty)
+    return next(named, jax.sharding.get_abstract_mesh())
 
 
 def _of_consts(closed, number: int, *arrays) -> tuple:
@@ -117,33 +136,36 @@ def _without(number: int, kernel: Callable, *arrays) -> tuple:
     return kernel(*arrays[number:])
 
 
-def _chosen(ctx, jaxpr, candidates) -> Callable:
-    """What to lower: a function of plain arrays."""
+def _chosen(ctx, jaxpr, candidates, mesh) -> tuple[Callable, Any]:
+    """(what to lower, a function of plain arrays, the context to do so in)."""
     platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+    one = on_one_device(ctx)
+    inside = ctx if one else sharded_over(ctx, mesh)
     for kernel in candidates:
-        if platforms != (kernel.platform,) or not on_one_device(ctx):
+        run = kernel.run if one else kernel.sharded if inside is not None else None
+        if platforms != (kernel.platform,) or run is None:
             continue
         device = device_in_context(kernel.platform)
         if device is None or not kernel.wins(device):
             continue
         if not kernel.reason:
-            return kernel.run
+            return run, inside
         warn_once(f"{kernel.name}: {kernel.reason}; XLA does it")
-    return jaxpr_as_fun(jaxpr)
+    return jaxpr_as_fun(jaxpr), ctx
 
 
-def _lower(ctx, *args, jaxpr, xla, candidates):
-    return lower_plainly(_chosen(ctx, jaxpr, candidates), ctx, *args)
+def _lower(ctx, *args, jaxpr, xla, candidates, mesh):
+    return lower_plainly(*_chosen(ctx, jaxpr, candidates, mesh), *args)
 
 
-def _derivative(primals, tangents, *, jaxpr, xla, candidates):
+def _derivative(primals, tangents, *, jaxpr, xla, candidates, mesh):
     tangents = [ad.instantiate_zeros(t) for t in tangents]
     return jax.jvp(xla, tuple(primals), tuple(tangents))
 
 
-def _under_vmap(args, dims, *, jaxpr, xla, candidates):
+def _under_vmap(args, dims, *, jaxpr, xla, candidates, mesh):
     mapped = partial(jax.vmap, in_axes=tuple(dims))
-    kept = [k._replace(run=mapped(k.run)) for k in candidates if k.vmaps]
+    kept = [k.changed(mapped) for k in candidates if k.vmaps]
     plain = mapped(xla)
     outs = kernel_or_xla(plain, kept, *args) if kept else plain(*args)
     return outs, [0] * len(outs)
@@ -160,7 +182,7 @@ def warn_once(message: str) -> None:
 
 
 _choice.def_impl(_run)
-_choice.def_abstract_eval(lambda *avals, jaxpr, xla, candidates: jaxpr.out_avals)
+_choice.def_abstract_eval(lambda *avals, jaxpr, **params: jaxpr.out_avals)
 mlir.register_lowering(_choice, _lower)
 ad.primitive_jvps[_choice] = _derivative
 batching.primitive_batchers[_choice] = _under_vmap

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem import _compat
@@ -331,6 +333,36 @@ def test_cudnn_attention_is_lowered_to_its_calls(padded):
     changed = _compat.with_results_of_calls(made, sizes)
     assert "tensor<4096xui8>" in changed.mlir_module()
     assert "tensor<4096xui8>" not in text
+
+
+def test_calls_of_custom_partitioning_become_shard_maps():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("d"))
+    x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=sharding)
+
+    @custom_partitioning
+    def double(x):
+        return x + x
+
+    partition = lambda mesh, given, made: (
+        *(mesh, lambda x: x + x, given[0].sharding),
+        (given[0].sharding,),
+    )
+    double.def_partition(partition, sharding_rule="i j -> i j")
+    step = jax.jit(lambda x: double(jnp.sin(x)))
+    checks = [export.DisabledSafetyCheck.custom_call("CustomSPMDPartitioning")]
+    made = lambda rules: _compat.export(step, "cpu", checks, rules, [x])
+    counted = made(_compat.counted_partitions())
+    assert "CustomSPMDPartitioning" in counted.mlir_module()
+    found = _compat.partitions_in(counted)
+    assert found == [([(("d",), ())], [(("d",), ())])]
+    text = made(_compat.partitioned_by(found)).mlir_module()
+    assert "CustomSPMDPartitioning" not in text and "manual_computation" in text
+    # for one device there is nothing to partition
+    alone = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    one = _compat.export(step, "cpu", [], _compat.counted_partitions(), [alone])
+    assert _compat.partitions_in(one) == []
+    assert _compat.propagated(lambda x: [double(x)], [x]) == [(("d",), ())]
 
 
 def test_jax_asks_for_devices_but_for_an_absent_gpu():

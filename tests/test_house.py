@@ -101,7 +101,7 @@ def test_imports_go_one_way(path):
     used = {n.split(".")[1] for n in _imports(path) if n.startswith("jaxmem.")}
     assert used <= ALLOWED[part] | {part, "_checks", "_compat"}
     kernels = [n for n in _imports(path) if n.startswith("pallas_kernels")]
-    assert part in ("ops", "optim") or not kernels
+    assert part in ("chips", "ops", "optim") or not kernels
 
 
 @pytest.mark.parametrize(

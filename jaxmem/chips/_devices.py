@@ -12,6 +12,7 @@ from jaxmem import _compat
 from jaxmem._checks import check_names, check_numbers, shown, wrong_type
 from jaxmem.chips._table import CHIPS, Gpu, Tpu
 from jaxmem.chips._target import Target, get_target
+from pallas_kernels import lowering
 
 _GPUS_PER_HOST = 8
 _TPUS_PER_HOST = 4
@@ -83,6 +84,11 @@ def target_mesh(
 def chip_mesh(target: Target) -> AbstractMesh:
     """A mesh of one chip that is not there, for kernels that ask which chip it is."""
     return _mesh(target, (1,), ("_",), (AxisType.Auto,))
+
+
+def lowered_for(target: Target) -> contextlib.AbstractContextManager:
+    """A context in which kernels are told this chip, whatever meshes a step names."""
+    return lowering.lowered_for(chip_mesh(target).abstract_device)
 
 
 def traced_for(chip: Target | None) -> contextlib.AbstractContextManager:

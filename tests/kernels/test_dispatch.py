@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import (
     AbstractDevice,
     AbstractMesh,
@@ -17,9 +18,10 @@ from jax.sharding import (
 )
 
 import jaxmem
+from pallas_kernels import _compat, simulated
 from pallas_kernels import dispatch as module
-from pallas_kernels import simulated
 from pallas_kernels.dispatch import dispatch
+from pallas_kernels.lowering import KernelCandidate, kernel_or_xla
 from tests.kernels.meshes import chip_mesh
 
 X = jnp.arange(4.0)
@@ -224,3 +226,37 @@ def test_a_simulated_platform_decides(platform, op):
 def test_another_implementation_is_refused():
     with pytest.raises(ValueError, match="implementation='cudnn': allowed are None"):
         call(X, "cudnn")
+
+
+@pytest.mark.parametrize("shape, whole", [((8,), False), ((6,), True)])
+def test_what_says_how_it_is_partitioned_runs_under_a_sharded_jit(
+    monkeypatch, shape, whole
+):
+    """The devices of the CPU stand in for GPUs."""
+    monkeypatch.setitem(_compat._PLATFORMS, "cpu", ("cpu",))
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec() if whole else PartitionSpec("x"))
+
+    @custom_partitioning
+    def parts(x):
+        return (jnp.sin(x),)
+
+    def partition(mesh, given, made):
+        own = (given[0].sharding,)
+        return mesh, lambda x: (jnp.sin(x),), own, own
+
+    parts.def_partition(partition, sharding_rule="i -> i")
+    alone = lambda x: (jnp.cos(x),)
+    candidate = KernelCandidate(
+        "cpu", lambda device: True, alone, "", "a kernel", sharded=parts
+    )
+    run = jax.jit(lambda x: kernel_or_xla(lambda x: (plain(x),), [candidate], x)[0])
+    x = jax.device_put(np.arange(*shape, dtype=np.float32), sharding)
+    np.testing.assert_allclose(run(x), np.sin(np.arange(*shape)), rtol=1e-6)
+    assert run(x).sharding.spec == sharding.spec
+    # a program of one device's takes the other one, and the derivative is XLA's
+    np.testing.assert_allclose(run(np.ones(3, np.float32)), np.cos(np.ones(3)), 1e-6)
+    assert (jax.jvp(run, (x,), (x,))[1] == x).all()
+    needs_map = candidate._replace(sharded=None)
+    run = jax.jit(lambda x: kernel_or_xla(lambda x: (plain(x),), [needs_map], x)[0])
+    assert (run(x) == x + 1).all()

@@ -15,7 +15,7 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.chips import Target, chip_mesh, topology
+from jaxmem.chips import Target, chip_mesh, lowered_for, topology
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import walk
 from jaxmem.ir.one_gpu import compiled_here
@@ -218,6 +218,19 @@ def _refusals(call: FlatCall, target: Target) -> Iterator[None]:
 
 def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
     """Exports a step."""
+    # What JAX would partition in calls back into Python, which the worker cannot make,
+    # is partitioned here, once it is known how its operands are sharded.
+    exported = _export_by(_compat.counted_partitions(), jitted, call, target)
+    partitions = _compat.partitions_in(exported)
+    if not partitions:
+        return exported
+    return _export_by(_compat.partitioned_by(partitions), jitted, call, target)
+
+
+def _export_by(
+    rules: list[tuple[Any, Any]], jitted: Any, call: FlatCall, target: Target
+) -> export.Exported:
+    """Exports a step, in which some primitives are lowered by other rules."""
     # jax refuses custom calls that a later version may not know. The worker has this
     # same version, so they are allowed by name in a second attempt.
     specs = [leaf.spec for leaf in call.leaves]
@@ -225,9 +238,7 @@ def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
     for _ in range(2):
         try:
             with compiled_here():
-                return export.export(
-                    jitted, platforms=[target.platform], disabled_checks=checks
-                )(*specs)
+                return _compat.export(jitted, target.platform, checks, rules, specs)
         except ValueError as error:
             names = _custom_calls(str(error))
             if checks or not names:
@@ -279,4 +290,5 @@ def _device_of(target: Target, traced: Any, call: FlatCall) -> Iterator[None]:
     for needs in (eqn.params.get("needs") for eqn in kernels):
         if needs is not None and needs.platform == target.platform:
             needs.check(mesh.abstract_device)
-    yield
+    with lowered_for(target):
+        yield

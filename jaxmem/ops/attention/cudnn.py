@@ -22,10 +22,12 @@ from jaxmem.ops.attention.block import MASKED, Extras, Rules
 from jaxmem.ops.attention.cudnn_rules import HEADS, CudnnForm, form_of, suits
 from jaxmem.ops.attention.cudnn_rules import refusal as refusal
 from jaxmem.ops.attention.mapped import joins_batch
+from jaxmem.ops.attention.partitioned import in_parts
 from pallas_kernels.attention import all_of
 from pallas_kernels.lowering import warn_once
 
 PLATFORM, NAME = "cuda", "cuDNN's attention"
+PARTITIONED = True  # passes take `sharded`
 
 
 def wins(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras):
@@ -48,8 +50,13 @@ def _wins(form: CudnnForm, keys: int, device: Any) -> bool:
 # -- the passes
 
 
-def forward(rules: Rules, q, k, v, bias, extras: Extras) -> tuple:
-    """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
+def forward(
+    rules: Rules, q, k, v, bias, extras: Extras, sharded: bool = False
+) -> tuple:
+    """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t]).
+
+    `sharded`: under a `jit` over several devices.
+    """
     del bias  # none is taken
     form, length = form_of(rules, extras), k.shape[1]
     live = _seeing(form, q, extras)
@@ -57,7 +64,7 @@ def forward(rules: Rules, q, k, v, bias, extras: Extras) -> tuple:
     asked = q if live is None else jnp.where(_by_query(live), q, zero)
     arrays = {"q": _padded(asked), "k": _padded(k), "v": _padded(v)}
     found = {**arrays, "kv_len": _lengths(form, extras, length)}
-    o, total = _forward(form, rules.scale)(found)
+    o, total = _forward(form, rules.scale, sharded)(found)
     o = _of_queries(extras, o[..., : q.shape[-1]])
     top, log_total = total, jnp.zeros_like(total)
     if live is not None:
@@ -66,8 +73,10 @@ def forward(rules: Rules, q, k, v, bias, extras: Extras) -> tuple:
     return o, top, log_total
 
 
-def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]:
-    """A dict of the gradients named in `wanted`, of q, k and v."""
+def backward(
+    rules: Rules, wanted: frozenset[str], saved: dict, g, sharded: bool = False
+) -> dict[str, Any]:
+    """A dict of the gradients named in `wanted`, of q, k and v; `sharded`: as above."""
     extras = Extras(*(saved[name] for name in Extras._fields))
     q, k = saved["q"], saved["k"]
     form, length = form_of(rules, extras), k.shape[1]
@@ -81,7 +90,7 @@ def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, 
     arrays = {"q": asked, "k": k, "v": saved["v"], "o": saved["o"], "g": g}
     found: dict[str, Any] = {name: _padded(x) for name, x in arrays.items()}
     found |= {"total": total, "kv_len": _lengths(form, extras, length)}
-    grads = _backward(form, rules.scale)(found)
+    grads = _backward(form, rules.scale, sharded)(found)
     grads = {name: x[..., : q.shape[-1]] for name, x in grads.items()}
     if live is not None:
         grads["q"] = jnp.where(_by_query(live), grads["q"], zero)
@@ -128,10 +137,20 @@ def _padded(x):
 
 
 @functools.cache
-def _forward(form: CudnnForm, scale: float):
-    return joins_batch(functools.partial(_compat.cudnn_attention, form, scale))
+def _forward(form: CudnnForm, scale: float, sharded: bool):
+    run = functools.partial(_compat.cudnn_attention, form, scale)
+    return (
+        joins_batch(in_parts(run, ("q", "total")), True)
+        if sharded
+        else joins_batch(run)
+    )
 
 
 @functools.cache
-def _backward(form: CudnnForm, scale: float):
-    return joins_batch(functools.partial(_compat.cudnn_attention_grads, form, scale))
+def _backward(form: CudnnForm, scale: float, sharded: bool):
+    run = functools.partial(_compat.cudnn_attention_grads, form, scale)
+    return (
+        joins_batch(in_parts(run, ("k", "q", "v")), True)
+        if sharded
+        else joins_batch(run)
+    )

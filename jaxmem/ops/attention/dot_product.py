@@ -154,10 +154,11 @@ def dot_product_attention(
     Logits, softmax and sums are float32 or wider. A row with no key to see takes the
     mean of all values, as in `jax.nn`. Queries beyond `query_seq_lengths` give zeros.
 
-    Under a sharded `jit` the blocks are laid out so that a sharded batch or sharded
-    heads need no communication; this is known from the mesh of the arguments or from
-    `jax.set_mesh`. Differentiable in reverse mode, also twice, then without the
-    savings. Under `vmap` a block grows by the mapped axis: prefer the batch axis.
+    Under a sharded `jit` XLA's blocks are laid out, and cuDNN's attention is divided,
+    so that a sharded batch or sharded heads need no communication; this is known from
+    the mesh of the arguments or from `jax.set_mesh`. Differentiable in reverse mode,
+    also twice, then without the savings. Under `vmap` a block grows by the mapped axis:
+    prefer the batch axis.
 
     Args:
       query: T queries for N heads of H, with or without a batch axis B.
@@ -180,11 +181,11 @@ def dot_product_attention(
       implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which holds the
         logits on the chip; None to choose by the chip that is compiled for, on one
         device, inside `jax.shard_map` and, those of others, under `vmap`: cuDNN's
-        for 16 bits on an NVIDIA GPU from Ampere on, and JAX's splash attention on a TPU
-        for bfloat16 and heads of 128, for what has neither dropout, a bias, a mask nor
-        segments (`cudnn_rules.py` and `splash.py` have all reasons); the kernel where
-        it was measured to be no slower: on Hopper for bfloat16; else XLA. It reads a
-        `mask` as a bias of two bytes (a GPU's as bits where it differs among queries),
+        (under a sharded `jit`, too) for 16 bits on an NVIDIA GPU from Ampere on, and
+        JAX's splash attention on a TPU for bfloat16 and heads of 128, for what has
+        neither dropout, a bias, a mask nor segments (`cudnn_rules.py` and `splash.py`
+        have all reasons); the kernel where it was measured to be no slower: on Hopper
+        for bfloat16; else XLA. It reads a `mask` as a bias of two bytes (a GPU's as bits where it differs among queries),
         sums the gradient of a bias on the chip, so that no array is larger than the
         bias, is differentiable once, and on several devices needs a `jax.shard_map`.
         Or the kernel of a library, for what has no dropout, codes, segments or blocks:

@@ -58,17 +58,20 @@ def _takers(rules: Rules, inputs: tuple) -> list[Any]:
 
 def _of_others(name: str, rules: Rules, inputs: tuple, *more) -> list[KernelCandidate]:
     """Their kernels for a pass, "forward" or "backward"; `more`: what is static."""
-    return [
-        KernelCandidate(
+    found = []
+    for maker in _takers(rules, inputs):
+        run = functools.partial(getattr(maker, name), rules, *more)
+        candidate = KernelCandidate(
             platform=maker.PLATFORM,
             wins=maker.wins(rules, *inputs),
-            run=functools.partial(getattr(maker, name), rules, *more),
+            run=run,
             reason="",
             name=f"{maker.NAME}, {name}",
             vmaps=True,
+            sharded=functools.partial(run, sharded=True) if maker.PARTITIONED else None,
         )
-        for maker in _takers(rules, inputs)
-    ]
+        found.append(candidate)
+    return found
 
 
 def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> bool:

@@ -25,6 +25,7 @@ from jaxmem.ops.attention.mapped import joins_batch
 from pallas_kernels import simulated_platform
 
 PLATFORM, NAME = "tpu", "JAX's splash attention"
+PARTITIONED = False
 _SPLASH = "jax.experimental.pallas.ops.tpu.splash_attention"  # imported when it may run
 _LANES = 128
 _LARGEST = 512  # positions of a block, as MaxText has them
