@@ -187,7 +187,8 @@ def dot_product_attention(
         have all reasons); the kernel where it was measured to be no slower: on Hopper
         for bfloat16; else XLA. It reads a `mask` as a bias of two bytes (a GPU's as
         bits where it differs among queries), sums the gradient of a bias on the chip,
-        so that no array is larger than the bias, is differentiable once, and on several devices needs a `jax.shard_map`.
+        so that no array is larger than the bias, is differentiable once, and on several
+        devices needs a `jax.shard_map`.
         Or the kernel of a library, for what has no dropout, codes, segments or blocks:
         "cudnn", as in `jax.nn`; "tokamax" (`pip install tokamax`). These choose
         by the device of the process, not by the platform that is compiled for.
