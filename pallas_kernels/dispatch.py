@@ -106,6 +106,13 @@ def dispatch(
     others = others if implementation is None else ()
     if implementation == "xla" or not (kernels or others):
         return xla(*args)
+    if implementation is None and any(map(_is_explicit, jax.tree.leaves(args))):
+        how = {"tpu": tpu, "gpu": gpu, "sized_by": x, "backward": backward}
+        run = functools.partial(dispatch, name, None, xla=xla, others=others, **how)
+        # XLA's results say how they are sharded; no kernel is traced for such types.
+        outs = jax.eval_shape(xla, *args)
+        shardings = jax.tree.map(lambda out: out.sharding, outs)
+        return jax.sharding.auto_axes(run, out_sharding=shardings)(*args)
     branches, reasons = _supported(name, kernels, xla, args)
     if implementation is None:
         ours = _candidates(name, kernels, reasons, found)
@@ -117,6 +124,12 @@ def dispatch(
     if not xla_derives:
         return run(_differentiated_once(name, args))
     return _derived_by_xla(name, xla, args, run(jax.lax.stop_gradient(args)))
+
+
+def _is_explicit(x: Any) -> bool:
+    """Whether the type of an array says how it is sharded."""
+    kinds = jax.typeof(x).sharding.mesh.axis_types
+    return jax.sharding.AxisType.Explicit in kinds
 
 
 def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:

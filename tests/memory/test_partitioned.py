@@ -55,6 +55,18 @@ def test_a_sharded_jit_takes_what_a_shard_map_takes(mesh, attend):
 
 
 @needs_h100
+def test_shardings_that_are_part_of_types():
+    mesh = jax.make_mesh((4, 2), ("d", "h"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        q = sharded(mesh, (8, 512, 4, 64), "d", None, "h", None)
+        typed = jaxmem.estimate(gradient(OURS), q, q, q, target="h100")
+    alone = jax.ShapeDtypeStruct((2, 512, 2, 64), q.dtype)
+    one = jaxmem.estimate(gradient(OURS), alone, alone, alone, target="h100")
+    assert typed.temp_bytes == pytest.approx(one.temp_bytes, abs=1024)
+    assert typed.sent_bytes == 0
+
+
+@needs_h100
 def test_a_scan_of_layers_is_partitioned():
     mesh = jax.make_mesh((4, 2), ("d", "h"), axis_types=(AxisType.Auto,) * 2)
 

@@ -232,6 +232,25 @@ def test_sharded_jit(spec):
     assert spec == (None, "x") or not moved, moved
 
 
+@pytest.mark.parametrize("spec", [("x",), (None, None, "x")])
+def test_shardings_that_are_part_of_types(spec):
+    """Without dropout other kernels may be taken, for which types are plain."""
+    args = qkv(b=16, t=16, s=16, n=8, k=8, h=4, dtype=jnp.bfloat16)
+    g = normal(*args[0].shape, seed=4, dtype=jnp.bfloat16)
+    attend = functools.partial(dot_product_attention, is_causal=True)
+    want = value_and_grads(attend, args, g)
+    mesh = mesh_of_8(AxisType.Explicit)
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    sharded = [jax.device_put(x, sharding) for x in (*args, g)]
+    with jax.set_mesh(mesh):
+        got = jax.jit(lambda q, k, v, g: value_and_grads(attend, (q, k, v), g))(
+            *sharded
+        )
+        assert got[0].sharding.is_equivalent_to(sharding, 4)
+    # numbers of at most 8, rounded to bfloat16 once in each
+    assert_same(got, want, atol=2**-5)
+
+
 @pytest.mark.fast("0")
 @pytest.mark.parametrize("axis", [0, 2])
 def test_shard_map(axis):
