@@ -405,11 +405,13 @@ def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
             ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
             for op in module.body.operations
         }
-        attributes = map(ir.DictAttr, functions["main"].attributes["res_attrs"])
-        shardings = [
-            one["sdy.sharding"] if "sdy.sharding" in one else None for one in attributes
-        ]
-        return [() if one is None else _axes_of(one) for one in shardings]
+        main = functions["main"].attributes
+        if "res_attrs" not in main:  # nothing is said of any result
+            return [()] * len(jax.tree.leaves(traced.out_info))
+        named = (
+            (one, "sdy.sharding" in one) for one in map(ir.DictAttr, main["res_attrs"])
+        )
+        return [_axes_of(one["sdy.sharding"]) if said else () for one, said in named]
 
 
 @contextlib.contextmanager
