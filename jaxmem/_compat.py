@@ -315,7 +315,8 @@ def trace_state() -> Any:
 
 def policy_names(policy) -> tuple[frozenset[str], frozenset[str]]:
     """The `checkpoint_name`s that one of jax's own policies (saves, offloads)."""
-    inside = _closure(policy)
+    # jax 0.11 has objects for some of the functions of 0.10 and 0.12
+    inside = {**getattr(policy, "__dict__", {}), **_closure(policy)}
     saved = getattr(policy, "saveable_names", frozenset())
     saved = saved.union(inside.get("names_which_can_be_saved", ()))
     moved = frozenset(inside.get("names_which_can_be_offloaded", ()))
