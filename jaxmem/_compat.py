@@ -5,6 +5,7 @@ function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -381,7 +382,10 @@ def uses_shardy() -> bool:
     return bool(config.jax_use_shardy_partitioner)
 
 
-def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
+_Axes = tuple[tuple[str, ...], ...]  # of the mesh, for each axis of an array
+
+
+def propagated(fn, args) -> list[_Axes]:
     """How the results of a function are sharded, as Shardy propagates it.
 
     Args:
@@ -401,34 +405,27 @@ def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
     how: Any = mlir.LoweringParameters(override_lowering_rules=rules)
     with _without_devices():
         lowered = traced.lower(lowering_platforms=("tpu",), _private_parameters=how)
-    with _propagated(lowered.as_text()) as module:
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        _propagate(module)
         functions = {
             ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
             for op in module.body.operations
         }
-        main = functions["main"].attributes
-        if "res_attrs" not in main:  # nothing is said of any result
-            return [()] * len(jax.tree.leaves(traced.out_info))
-        named = (
-            (one, "sdy.sharding" in one) for one in map(ir.DictAttr, main["res_attrs"])
-        )
+        results = map(ir.DictAttr, functions["main"].attributes["res_attrs"])
+        named = ((one, "sdy.sharding" in one) for one in results)
         return [_axes_of(one["sdy.sharding"]) if said else () for one, said in named]
 
 
-@contextlib.contextmanager
-def _propagated(text: str):
-    """A StableHLO module in which Shardy has propagated what is said of shardings."""
-    from jax._src.interpreters import mlir
-    from jaxlib.mlir import ir, passmanager
+def _propagate(module: Any) -> None:
+    """Has Shardy propagate what a StableHLO module says of shardings."""
+    from jaxlib.mlir import passmanager
 
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module: Any = ir.Module.parse(text)
-        pipeline = "builtin.module(sdy-propagation-pipeline)"
-        passmanager.PassManager.parse(pipeline).run(module.operation)
-        yield module
+    pipeline = "builtin.module(sdy-propagation-pipeline)"
+    passmanager.PassManager.parse(pipeline).run(module.operation)
 
 
-def _axes_of(sharding) -> tuple[tuple[str, ...], ...]:
+def _axes_of(sharding) -> _Axes:
     """Whole axes of the mesh along each axis of an array."""
     from jaxlib.mlir.dialects import sdy
 
@@ -439,7 +436,7 @@ def _axes_of(sharding) -> tuple[tuple[str, ...], ...]:
     return tuple(map(names, sdy.TensorShardingAttr(sharding).dimension_shardings))
 
 
-def _result_axes(op) -> list[tuple[tuple[str, ...], ...]]:
+def _result_axes(op) -> list[_Axes]:
     """The same of each result of an operation."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import sdy
@@ -463,20 +460,14 @@ def export(jitted: Any, platform: str, checks: list, rules: list, args: list) ->
         return jax.export.export(jitted, platforms=[platform], **how)(*args)
 
 
-@contextlib.contextmanager
 def _without_devices():
     """A context in which what `counted_partitions` lowers asks for no devices."""
-    token = _NO_DEVICES.set(True)
-    try:
-        yield
-    finally:
-        _NO_DEVICES.reset(token)
+    return _set(_NO_DEVICES, True)
 
 
-_PARTITIONED = "CustomSPMDPartitioning"  # XLA's name of such a call
+_PARTITIONED = b"CustomSPMDPartitioning"  # XLA's name of such a call
 # the number of a call, and of one of its operands, on operations of a module
 _CALL, _OPERAND = "jaxmem.call", "jaxmem.operand"
-_Axes = tuple[tuple[str, ...], ...]  # of the mesh, for each axis of an array
 
 
 def counted_partitions() -> list[tuple[Any, Any]]:
@@ -524,7 +515,7 @@ def _rules(partitioned) -> list[tuple[Any, Any]]:
     from jax._src.interpreters import mlir
 
     def rule(ctx, *values, **params):
-        if not _is_partitioned(ctx):
+        if is_on_one_device(ctx):
             whole = jex_core.jaxpr_as_fun(params["call"])
             return mlir.lower_fun(whole, multiple_results=True)(ctx, *values)
         ctx = _with_mesh(ctx)
@@ -545,8 +536,6 @@ def _rules(partitioned) -> list[tuple[Any, Any]]:
 def _with_mesh(ctx):
     """A rule's context that names the mesh, as the types of its operands do."""
     # What stands for devices only counts: no operation is done on them.
-    import dataclasses
-
     module = ctx.module_context
     axes, meshes = module.axis_context, [x.sharding.mesh for x in ctx.avals_in]
     mesh = next((mesh for mesh in meshes if not mesh.empty), None)
@@ -557,20 +546,12 @@ def _with_mesh(ctx):
     return ctx.replace(module_context=module.replace(axis_context=axes))
 
 
-def _is_partitioned(ctx) -> bool:
-    """Whether XLA is to partition what is lowered: it is no single device's."""
-    axes = ctx.module_context.axis_context
-    mesh = getattr(axes, "mesh", None)
-    if mesh is not None:
-        return set(axes.manual_axes) != set(mesh.axis_names)
-    return getattr(axes, "num_devices", 1) > 1
-
-
 def partitions_in(exported: Any) -> list[tuple[list[_Axes], list[_Axes]]]:
     """How (operands, results) of each call of `counted_partitions` are sharded."""
+    from jax._src.interpreters import mlir
     from jaxlib.mlir import ir
 
-    if _PARTITIONED not in exported.mlir_module():
+    if _PARTITIONED not in exported.mlir_module_serialized:
         return []
     operands: dict[str, dict[str, _Axes]] = {}  # of each call
     results: dict[str, list[_Axes]] = {}
@@ -584,7 +565,9 @@ def partitions_in(exported: Any) -> list[tuple[list[_Axes], list[_Axes]]]:
             results.setdefault(call, _result_axes(op))
         return ir.WalkResult.ADVANCE
 
-    with _propagated(exported.mlir_module()) as module:
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module: Any = ir.Module.parse(exported.mlir_module())
+        _propagate(module)
         module.operation.walk(visit)
     both = ((operands[call], results[call]) for call in sorted(results, key=int))
     return [([x[i] for i in sorted(x, key=int)], made) for x, made in both]
@@ -630,7 +613,6 @@ _NO_DEVICES: ContextVar[bool] = ContextVar("no devices", default=False)
 _ABSENT_CUDNN = 91800  # newer than all that JAX's rules ask for
 
 
-@contextlib.contextmanager
 def absent_gpu(capability: tuple[int, int] | None):
     """A context in which JAX's attention by cuDNN can be traced without a GPU.
 
@@ -639,21 +621,22 @@ def absent_gpu(capability: tuple[int, int] | None):
     """
     if capability is not None:
         _answer_for_absent_gpus()
-    token = _ABSENT_GPU.set(capability or _ABSENT_GPU.get())
-    try:
-        yield
-    finally:
-        _ABSENT_GPU.reset(token)
+    return _set(_ABSENT_GPU, capability or _ABSENT_GPU.get())
+
+
+def no_absent_gpu():
+    """A context outside of `absent_gpu`, for what is lowered while a step is traced."""
+    return _set(_ABSENT_GPU, None)
 
 
 @contextlib.contextmanager
-def no_absent_gpu():
-    """A context outside of `absent_gpu`, for what is lowered while a step is traced."""
-    token = _ABSENT_GPU.set(None)
+def _set(variable: ContextVar, value: Any):
+    """A context in which a variable has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _ABSENT_GPU.reset(token)
+        variable.reset(token)
 
 
 @functools.cache
@@ -779,8 +762,6 @@ def with_results_of_calls(exported: Any, sizes: Any) -> Any:
     `sizes` is a function of a call's name and the shapes of its results to the bytes of
     the last one, or None to leave it.
     """
-    import dataclasses
-
     from jax._src import xla_bridge
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax

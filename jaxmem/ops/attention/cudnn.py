@@ -12,6 +12,7 @@ Source:
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -139,18 +140,15 @@ def _padded(x):
 @functools.cache
 def _forward(form: CudnnForm, scale: float, sharded: bool):
     run = functools.partial(_compat.cudnn_attention, form, scale)
-    return (
-        joins_batch(in_parts(run, ("q", "total")), True)
-        if sharded
-        else joins_batch(run)
-    )
+    return _mapped(run, ("q", "total"), sharded)
 
 
 @functools.cache
 def _backward(form: CudnnForm, scale: float, sharded: bool):
     run = functools.partial(_compat.cudnn_attention_grads, form, scale)
-    return (
-        joins_batch(in_parts(run, ("k", "q", "v")), True)
-        if sharded
-        else joins_batch(run)
-    )
+    return _mapped(run, ("k", "q", "v"), sharded)
+
+
+def _mapped(run: Callable, results: tuple[str, ...], sharded: bool):
+    run = in_parts(run, results) if sharded else run
+    return joins_batch(run, within=sharded)

@@ -28,19 +28,13 @@ def in_parts(run: Callable[[dict], Any], results: Sequence[str]) -> Callable:
     """
 
     def parts(arrays: dict):
-        names = tuple(name for name, x in arrays.items() if x is not None)
-        absent = dict.fromkeys(arrays.keys() - set(names))
-
-        def flat(*given):
-            return jax.tree.leaves(run(dict(zip(names, given, strict=True)) | absent))
-
-        call = custom_partitioning(flat)
+        names = [name for name in sorted(arrays) if arrays[name] is not None]
+        call = custom_partitioning(run)
         call.def_partition(
-            functools.partial(_partition, names, results, flat),
+            functools.partial(_partition, run, results),
             **_rule(names, results, arrays["q"].shape[2], arrays["k"].shape[2]),
         )
-        shape = jax.tree.structure(jax.eval_shape(run, arrays))
-        return jax.tree.unflatten(shape, call(*(arrays[name] for name in names)))
+        return call(arrays)
 
     return parts
 
@@ -67,10 +61,9 @@ def _rule(
     }
 
 
-def _partition(names, results, flat, mesh, given, made):
+def _partition(run, results, mesh, given, made):
     """What each device does, and how its arrays are sharded: as the queries are."""
-    del made
-    arrays = dict(zip(names, given, strict=True))
+    (arrays,) = given
     q, k = arrays["q"], arrays["k"]
     spec = (*q.sharding.spec, *[None] * q.ndim)
     axes = {
@@ -82,7 +75,9 @@ def _partition(names, results, flat, mesh, given, made):
     def sharding(name: str) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*map(axes.get, _AXES[name])))
 
-    return mesh, flat, [*map(sharding, results)], tuple(map(sharding, names))
+    own = {name: None if x is None else sharding(name) for name, x in arrays.items()}
+    outs = jax.tree.structure(made).unflatten(map(sharding, results))
+    return mesh, run, outs, (own,)
 
 
 def _dividing(mesh, axes: Any, size: int) -> Any:
