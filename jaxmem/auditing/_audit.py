@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem._checks import check_callable, check_float, check_places
-from jaxmem.auditing._module import Module
+from jaxmem.auditing._module import Module, StepFacts
 from jaxmem.auditing._report import AuditFinding, AuditReport
 from jaxmem.auditing.rules import RULES
 from jaxmem.chips import Target, get_target
@@ -36,9 +36,13 @@ def audit(
       slice that it writes;
     - *two_outputs*: two outputs of one instruction have two buffers;
     - *donations*: a donated argument is given to one output, of its size, and no other
-      argument is written.
+      argument is written;
+    - *host_slices*: a GPU takes a slice of the host's memory from where its index says;
+    - *collectives*: a sum over devices adds what each has of one place, and once; no
+      sum is missing; devices that join come there together.
 
-    A finding is a fault of the compiler, whose consequence is a wrong value.
+    A finding is a fault of the compiler, whose consequence is a wrong value. One of
+    *collectives* may also be one of the step's own `jax.shard_map`.
 
     Args:
       step: any function that `jax.jit` takes, jitted or not; a jitted one brings its
@@ -79,14 +83,22 @@ def audit(
     with pure_call(step, args, kwargs, donate or None, static) as pure:
         call = flatten_call(step, pure)
         jitted = flat_function(lambda: step, call)
-        compiled = compile_program(jitted, trace(jitted, call), call, chip, timeout)
+        traced, options = trace(jitted, call), pure.own.compiler_options
+        compiled = compile_program(jitted, traced, call, chip, timeout, options)
     texts = compiled.hlo, compiled.assignment
-    findings = audit_texts(*texts) if all(texts) else ()
+    facts = StepFacts(
+        tuple(tuple(aval.shape) for aval in traced.jaxpr.out_avals),
+        frozenset(i for i, n in enumerate(compiled.used) if call.leaves[n].donated),
+        str(options or ""),
+    )
+    findings = audit_texts(*texts, facts) if all(texts) else ()
     skipped = () if all(texts) else (_NO_TEXTS,)
     return AuditReport(call.name, chip.name, findings, skipped)
 
 
-def audit_texts(hlo: str, assignment: str) -> tuple[AuditFinding, ...]:
+def audit_texts(
+    hlo: str, assignment: str, step: StepFacts | None = None
+) -> tuple[AuditFinding, ...]:
     """Findings on a scheduled module and its buffer assignment as XLA dumps them."""
-    module = Module(hlo, assignment)
+    module = Module(hlo, assignment, step)
     return tuple(finding for rule in RULES for finding in rule(module))

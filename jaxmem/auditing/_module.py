@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmem.auditing._flow import Flow
 from jaxmem.auditing._lives import Lives
 from jaxmem.auditing._report import AuditFinding
+from jaxmem.auditing._spread import Spreads
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.assignment import (
     Allocation,
@@ -16,13 +18,33 @@ from jaxmem.memory.buffers.assignment import (
 )
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
+_PASSED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, \w+=|$)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What is known of the step that a module was compiled from.
+
+    Attributes:
+      outputs: the sizes of each array that it returns, over all devices; empty where
+        they are not known.
+      donated: the numbers of the module's parameters that may be written; None where
+        it is not known.
+      options: the names and values that the compiler was given.
+    """
+
+    outputs: tuple[tuple[int, ...], ...] = ()
+    donated: frozenset[int] | None = None
+    options: str = ""
 
 
 class Module:
     """The text of a compiled module and that of its buffer assignment, read once."""
 
-    def __init__(self, hlo: str, assignment: str):
+    def __init__(self, hlo: str, assignment: str, step: StepFacts | None = None):
+        self.step = step or StepFacts()
+        self.has_manual_parts = "shard_map" in hlo
         self.hlo = parse_hlo(hlo)
         allocations = parse_buffer_assignment(assignment)
         # what a thread has on its stack is no other one's, and a tuple is a table
@@ -38,6 +60,11 @@ class Module:
         """When each value is alive."""
         return Lives(self.hlo, self.flow, frozenset(n for _, n in self.aliases))
 
+    @cached_property
+    def spreads(self) -> Spreads:
+        """How each value differs among devices."""
+        return Spreads(self.hlo)
+
     def data(self, allocation: Allocation) -> list[BufferValue]:
         """The arrays of an allocation."""
         return [v for v in allocation.values if v.size and v.shape[:1] != "("]
@@ -49,6 +76,21 @@ class Module:
     def slot(self, value: BufferValue) -> tuple[int | None, int]:
         """(number of the allocation, offset in it) of a value."""
         return self._allocation_of.get(value.key), value.offset
+
+    def passes_on(self, value: BufferValue) -> bool:
+        """Whether it is what a TPU's asynchronous fusion hands to the next one.
+
+        Such fusions are the start, the middle and the end of a collective, and all of
+        them name its source and its target as outputs.
+        """
+        made = self.hlo.instruction(value.name)
+        if made is None or made.opcode != "fusion":
+            return False
+        if "async" not in f"{made.name} {' '.join(made.called)}":
+            return False
+        found = _PASSED.search(made.attributes)
+        places = _ALIAS.findall(found[1]) if found else ()
+        return any(_place(place) == value.index for place, _, _ in places)
 
     def operands(self, name: str) -> set[Key]:
         """The values that an instruction reads."""
@@ -76,4 +118,8 @@ def _aliases(text: str) -> Iterator[tuple[tuple[int, ...], int]]:
     head = text[text.find("HloModule") :].split("\n", 1)[0]
     if found := _ALIASES.search(head):
         for place, number, _ in _ALIAS.findall(found.group(1)):
-            yield tuple(int(n) for n in place.split(",") if n.strip()), int(number)
+            yield _place(place), int(number)
+
+
+def _place(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n.strip())

@@ -63,4 +63,6 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     done = module.lives.ends.get(new.name, first)
     if updated and legal and last in (first, done):
         return
+    if place and module.passes_on(new):
+        return
     yield Overlap(old, new, together, updated)

@@ -26,6 +26,10 @@ def donations(module: Module) -> Iterator[AuditFinding]:
         if count > 1:
             what = f"output {list(place)} has the buffers of {count} parameters"
             yield _finding(module, dict(module.aliases)[place], what)
+    asked = module.step.donated
+    for number in set(numbers) - (set(numbers) if asked is None else asked):
+        what = f"an output has the buffer of parameter {number}, which is not donated"
+        yield _finding(module, number, what)
     for allocation in module.allocations:
         if allocation.parameter is not None and allocation.kind == "parameter":
             yield from _of_parameter(module, allocation)

@@ -42,6 +42,7 @@ class WrongSlice:
         offset: in bytes from the start of the array, where it is taken from.
         wanted: where the index says; None where the text does not tell, in a version
             whose line cannot be trusted.
+        instruction: the compiler's name of the copy.
     """
 
     operation: str
@@ -50,6 +51,7 @@ class WrongSlice:
     iteration: int
     offset: int
     wanted: int | None
+    instruction: str = ""
 
 
 class _Array(NamedTuple):
@@ -89,7 +91,7 @@ def _wrong(hlo: Hlo, made: Instruction) -> WrongSlice | None:
         if offset != wanted:
             operation = made.metadata.get("op_name", "")
             where = operation, hlo.source(made), written
-            return WrongSlice(*where, k, offset, wanted)
+            return WrongSlice(*where, k, offset, wanted, made.name)
     return None
 
 

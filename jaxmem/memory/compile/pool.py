@@ -306,16 +306,23 @@ class CompiledProgram:
     aliased: frozenset[int]  # the leaves of the call whose buffers outputs reuse
     assignment: str = ""  # the text of its buffer assignment; "" where XLA dumps none
     live_range: str = ""  # the text of its live ranges; "" where XLA dumps none
+    used: tuple[int, ...] = ()  # the leaves of the call that are parameters, in order
 
 
 def compile_program(
-    jitted: Any, traced: Any, call: FlatCall, target: Target, timeout: float
+    jitted: Any,
+    traced: Any,
+    call: FlatCall,
+    target: Target,
+    timeout: float,
+    options: Mapping[str, Any] | None = None,
 ) -> CompiledProgram:
-    """Compiles a traced step to the end."""
-    lowered = lower(jitted, traced, call, target)
+    """Compiles a traced step to the end; `options`: of the compiler."""
+    lowered = lower(jitted, traced, call, target, options)
     result = pool().submit(lowered.request, timeout).result()
     aliased = frozenset(leaf for _, leaf in result["aliases"])
     temp_bytes = result["memory"]["temp"]
     dump = result["dump"]
     texts = dump["buffer_assignment"], dump["live_range"]
-    return CompiledProgram(target.name, dump["hlo"], temp_bytes, aliased, *texts)
+    used = tuple(lowered.request["used"])
+    return CompiledProgram(target.name, dump["hlo"], temp_bytes, aliased, *texts, used)

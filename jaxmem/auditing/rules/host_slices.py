@@ -1,0 +1,28 @@
+"""Slices of the host's memory walk as their index does.
+
+A GPU copies a slice in a loop along a line of addresses that XLA has worked out.
+"""
+
+from collections.abc import Iterator
+
+from jaxmem.auditing._module import Module
+from jaxmem.auditing._report import AuditFinding
+from jaxmem.ir.host_slices import COPIES, WHAT_TO_DO
+from jaxmem.memory.buffers import wrong_slices
+
+_REPORT = "https://github.com/openxla/xla/issues/46231"
+
+
+def host_slices(module: Module) -> Iterator[AuditFinding]:
+    """Finds slices of the host's arrays that are taken from another place."""
+    if COPIES in module.step.options:
+        return  # the line stays in the text, and nothing is copied along it
+    for one in wrong_slices(module.hlo):
+        done = "written" if one.written else "read"
+        meant = "another" if one.wanted is None else f"{one.wanted:,}"
+        what = (
+            f"a slice of the host's memory is {done} at byte {one.offset:,}, where its "
+            f"index says {meant}, in iteration {one.iteration}"
+        )
+        place = one.instruction, one.operation, one.source
+        yield AuditFinding("host_slices", what, *place, _REPORT, WHAT_TO_DO)
