@@ -45,13 +45,13 @@ ALLOWED = {
         *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
     },
     "planning": {"_remedies"},
-    "auditing": {"chips", "frameworks", "memory", "pages"},
+    "auditing": {"chips", "frameworks", "ir", "memory", "pages"},
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
         *("pages", "scheduling"),
     },
     "scheduling": {
-        *("_progress", "_bits", "chips", "frameworks", "ir", "memory"),
+        *("_progress", "_bits", "auditing", "chips", "frameworks", "ir", "memory"),
         *("pages", "planning"),
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},

@@ -4,12 +4,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem._checks import check_callable, check_float, check_places
+from jaxmem.auditing._groups import shards_of_specs
 from jaxmem.auditing._module import Module, StepFacts
 from jaxmem.auditing._report import AuditFinding, AuditReport
-from jaxmem.auditing.rules import RULES
+from jaxmem.auditing.rules import RULES, of_slice
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
-from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
+from jaxmem.memory import MemoryReport
+from jaxmem.memory.compile import (
+    FlatCall,
+    compile_program,
+    flat_function,
+    flatten_call,
+    trace,
+)
 
 _NO_TEXTS = "the compiler dumped no buffer assignment: nothing was checked"
 
@@ -86,14 +94,34 @@ def audit(
         traced, options = trace(jitted, call), pure.own.compiler_options
         compiled = compile_program(jitted, traced, call, chip, timeout, options)
     texts = compiled.hlo, compiled.assignment
-    facts = StepFacts(
-        tuple(tuple(aval.shape) for aval in traced.jaxpr.out_avals),
-        frozenset(i for i, n in enumerate(compiled.used) if call.leaves[n].donated),
-        str(options or ""),
-    )
+    facts = facts_of(call, traced, compiled.used, str(options or ""))
     findings = audit_texts(*texts, facts) if all(texts) else ()
     skipped = () if all(texts) else (_NO_TEXTS,)
     return AuditReport(call.name, chip.name, findings, skipped)
+
+
+def facts_of(
+    call: FlatCall, traced: Any, used: Sequence[int], options: str = ""
+) -> StepFacts:
+    """What is known of a traced step; `used`: the leaves that are parameters."""
+    leaves = [call.leaves[n] for n in used]
+    outputs = tuple(tuple(aval.shape) for aval in traced.jaxpr.out_avals)
+    donated = frozenset(i for i, leaf in enumerate(leaves) if leaf.donated)
+    return StepFacts(
+        outputs, donated, shards_of_specs(leaf.spec for leaf in leaves), options
+    )
+
+
+def findings_of(report: MemoryReport) -> tuple[AuditFinding, ...]:
+    """Findings on the module of a report that was just made.
+
+    Of a report without the compiler's texts only what it says itself is looked at.
+    """
+    texts = report.compiler_texts()
+    if texts is None or not all(texts[:2]):
+        return tuple(map(of_slice, report.wrong_slices)) if report.host_bytes else ()
+    hlo, assignment, options = texts
+    return audit_texts(hlo, assignment, StepFacts(options=options))
 
 
 def audit_texts(

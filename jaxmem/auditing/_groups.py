@@ -5,10 +5,12 @@ or the same part of an array. `None` is one that is not known.
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+from jax.sharding import NamedSharding
 
 Labels = tuple[int, ...]
 
@@ -68,6 +70,35 @@ def shards_of(attributes: str, rank: int, devices: int) -> tuple[Labels, ...] | 
     if meshed := _SHARDING_MESH.match(text):
         return _of_axes(meshed, rank)
     return None
+
+
+def shards_of_specs(specs: Iterable[Any]) -> tuple[tuple[Labels, ...] | None, ...]:
+    """The same of `jax.ShapeDtypeStruct`s, by their shardings.
+
+    Devices have the numbers of their places in the mesh of the first that has one.
+    """
+    specs = tuple(specs)
+    meshes = (getattr(spec.sharding, "mesh", None) for spec in specs)
+    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    if mesh is None:
+        return (None,) * len(specs)
+    devices = list(getattr(mesh, "devices", np.empty(0)).flat)
+    return tuple(_of_spec(spec, devices) for spec in specs)
+
+
+def _of_spec(spec: Any, devices: list) -> tuple[Labels, ...] | None:
+    if spec.sharding is None:  # whole on all devices, if the compiler has no choice
+        return (labels_of([0] * len(devices)),) * len(spec.shape)
+    if not isinstance(spec.sharding, NamedSharding) or not devices:
+        return None
+    try:
+        indices = spec.sharding.devices_indices_map(spec.shape)
+    except ValueError:  # parts of different sizes
+        return None
+    if set(indices) != set(devices):
+        return None
+    places = [[(cut.start, cut.stop) for cut in indices[d]] for d in devices]
+    return tuple(labels_of(axis) for axis in zip(*places, strict=True))
 
 
 def _of_tiles(found: re.Match[str], rank: int, devices: int):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmem.auditing._flow import Flow
+from jaxmem.auditing._groups import Labels
 from jaxmem.auditing._lives import Lives
 from jaxmem.auditing._report import AuditFinding
-from jaxmem.auditing._spread import Spreads
+from jaxmem.auditing._spread import ModuleSpreads
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.assignment import (
     Allocation,
@@ -18,6 +19,7 @@ from jaxmem.memory.buffers.assignment import (
 )
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
+_CHOSEN = re.compile(r"allow_spmd_sharding_propagation_to_parameters=\{([\w,]*)\}")
 _PASSED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, \w+=|$)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 
@@ -31,11 +33,14 @@ class StepFacts:
         they are not known.
       donated: the numbers of the module's parameters that may be written; None where
         it is not known.
+      shards: of each parameter, for each axis which part of it each device has; None
+        for one of which it is not known.
       options: the names and values that the compiler was given.
     """
 
     outputs: tuple[tuple[int, ...], ...] = ()
     donated: frozenset[int] | None = None
+    shards: tuple[tuple[Labels, ...] | None, ...] = ()
     options: str = ""
 
 
@@ -54,6 +59,8 @@ class Module:
         }
         self.flow = Flow(self.hlo, self.values)
         self.aliases = tuple(_aliases(hlo))
+        found = _CHOSEN.search(hlo)
+        self._chosen_by_compiler = found[1].split(",") if found else []
 
     @cached_property
     def lives(self) -> Lives:
@@ -61,9 +68,14 @@ class Module:
         return Lives(self.hlo, self.flow, frozenset(n for _, n in self.aliases))
 
     @cached_property
-    def spreads(self) -> Spreads:
+    def spreads(self) -> ModuleSpreads:
         """How each value differs among devices."""
-        return Spreads(self.hlo)
+        chosen = self._chosen_by_compiler
+        shards = tuple(
+            None if i < len(chosen) and chosen[i] == "true" else one
+            for i, one in enumerate(self.step.shards)
+        )
+        return ModuleSpreads(self.hlo, shards)
 
     def data(self, allocation: Allocation) -> list[BufferValue]:
         """The arrays of an allocation."""

@@ -59,10 +59,18 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     updated = place and reads
     made = module.hlo.instruction(new.name)
     legal = made is not None and made.opcode not in _NEVER_IN_PLACE
-    # an all-reduce that is started over its operand reads it until it is done
-    done = module.lives.ends.get(new.name, first)
-    if updated and legal and last in (first, done):
+    end = _end(module, new.name, first)
+    meanwhile = any(first < use < end for use in module.lives.uses.get(old.key, ()))
+    if updated and legal and last in (first, end) and not meanwhile:
         return
     if place and module.passes_on(new):
         return
     yield Overlap(old, new, together, updated)
+
+
+def _end(module: Module, name: str, at: int) -> int:
+    """When an instruction that may be started is done with its operand."""
+    made = module.hlo.instruction(name)
+    wrapped = made and module.hlo.callers.get(made.computation, "")
+    ends = module.lives.ends
+    return ends.get(name, ends.get(wrapped or "", at))

@@ -30,6 +30,11 @@ class AuditFinding:
     report: str = ""
     way_round: str = ""
 
+    def __str__(self) -> str:
+        return "\n    ".join(
+            [f"{self.what} [{self.rule}]", *filter(None, _details(self))]
+        )
+
 
 @dataclass(frozen=True)
 class AuditReport(SavedResult):
@@ -62,11 +67,8 @@ class AuditReport(SavedResult):
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
-        lines = [self._headline()]
-        for f in self.findings:
-            lines.append(f"{f.what} [{f.rule}]")
-            lines += [f"    {text}" for text in _details(f) if text]
-        return "\n".join([*lines, *self.skipped])
+        lines = self._headline(), *map(str, self.findings), *self.skipped
+        return "\n".join(lines)
 
     def __rich__(self) -> Any:
         from rich.markup import escape

@@ -31,7 +31,7 @@ _MAY_SEND = ("tpu_custom_call", "mosaic_gpu", "xla_ffi_python")
 _STEPS = 50  # rounds over a loop, of which each makes its carry differ more
 
 
-class Part(NamedTuple):
+class SpreadPart(NamedTuple):
     """A stretch of an axis, and devices of one label have the same of it."""
 
     axis: int
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     who: Labels
 
 
-class Spread(NamedTuple):
+class DeviceSpread(NamedTuple):
     """How a value differs among devices.
 
     Attributes:
@@ -57,28 +57,32 @@ class Spread(NamedTuple):
     where: tuple[Labels | None, ...] = ()
     exact: Exact | None = None
     loose: bool = False
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SpreadPart, ...] = ()
 
 
-Value = Spread | None | list  # a list for a tuple; None where nothing is known
+Value = DeviceSpread | None | list  # a list for a tuple; None where nothing is known
 
 
 class Join(NamedTuple):
     """A collective, one of the arrays that it joins, and whose groups choose it."""
 
     made: Instruction
-    operand: Spread | None
+    operand: DeviceSpread | None
     groups: tuple[tuple[int, ...], ...]
     control: Labels  # devices of one label have come here alike
 
 
 @dataclass
-class Spreads:
-    """The spreads of a module's values, the entry computation's first."""
+class ModuleSpreads:
+    """The spreads of a module's values, the entry computation's first.
+
+    `shards`: of the parameters, by their numbers, where the text does not tell them.
+    """
 
     hlo: Hlo
+    shards: Sequence[tuple[Labels, ...] | None] = ()
     joins: dict[tuple[str, int], Join] = field(default_factory=dict)
-    outputs: list[Spread | None] = field(default_factory=list)
+    outputs: list[DeviceSpread | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.devices = self.hlo.devices
@@ -107,10 +111,12 @@ class Spreads:
         if made.shape.startswith("(") or len(arrays) != 1:
             return None
         shards = shards_of(made.attributes, len(arrays[0].sizes), self.devices)
-        if shards is None:
+        if shards is None and made.element < len(self.shards):
+            shards = self.shards[made.element]
+        if shards is None or any(len(one) != self.devices for one in shards):
             return None
         where = tuple(None if _is_alike(one) else one for one in shards)
-        return Spread(_refined(self.alike, *shards), where)
+        return DeviceSpread(_refined(self.alike, *shards), where)
 
     def _instruction(self, made: Instruction, known: dict[str, Value]) -> Value:
         kind = made.opcode
@@ -124,7 +130,7 @@ class Spreads:
             return operands[0] if operands else None
         if kind == "partition-id":
             own = numbers_of_devices(self.devices)
-            return Spread(own.labels, exact=own)
+            return DeviceSpread(own.labels, exact=own)
         if kind == "while":
             return self._loop(made, operands[0])
         if kind == "conditional":
@@ -154,20 +160,20 @@ class Spreads:
             return None
         found = exact(made, [one.exact for one in arrays], self.devices)
         if found is not None:
-            return Spread(found.labels, exact=found)
+            return DeviceSpread(found.labels, exact=found)
         who = _refined(self.alike, *(one.who for one in arrays))
         loose = any(one.loose for one in arrays)
         if made.shape.startswith("("):
-            one = Spread(who, loose=loose)
+            one = DeviceSpread(who, loose=loose)
             return [one for _ in elements_of(made.shape)]
         shapes = [self.hlo.shape_of(name) for name in made.operands]
         if len(shapes) != len(arrays):  # one of them is a tuple
-            return Spread(who, loose=loose)
+            return DeviceSpread(who, loose=loose)
         if made.opcode == "slice" and arrays[0].parts:
             who = _refined(self.alike, *_cut(made, arrays[0].parts)) or who
         parts = _parts(made, shapes, arrays)
         where = _axes.where(made, shapes, arrays)
-        return Spread(who, where, loose=loose, parts=parts)
+        return DeviceSpread(who, where, loose=loose, parts=parts)
 
     def _loop(self, made: Instruction, carry: Value) -> Value:
         for _ in range(_STEPS):
@@ -196,7 +202,7 @@ class Spreads:
     def _chosen(self, by: Value) -> Labels:
         """Which devices take the same way, where it is known that they differ."""
         outer = self._control[-1]
-        known = isinstance(by, Spread) and not by.loose
+        known = isinstance(by, DeviceSpread) and not by.loose
         return _refined(outer, by.who) if known else outer
 
     def _join(self, made: Instruction, kind: str, operands: Sequence[Value]) -> Value:
@@ -217,24 +223,24 @@ class Spreads:
         sources = sources_of(made.attributes)
         moved = lambda labels: _moved(labels, sources)
         where = tuple(axis and moved(axis) for axis in operand.where)
-        return Spread(moved(operand.who), where, loose=True)
+        return DeviceSpread(moved(operand.who), where, loose=True)
 
-    def _joined(self, made, kind: str, operand: Spread | None, groups) -> Value:
+    def _joined(self, made, kind: str, operand: DeviceSpread | None, groups) -> Value:
         split = kind in ("reduce-scatter", "all-to-all")
         if operand is None:
             whole = len(groups) == 1 and len(groups[0]) == self.devices and not split
-            return Spread(self.alike) if whole else None
+            return DeviceSpread(self.alike) if whole else None
         who = _of_groups(operand.who, groups, split)
         if kind != "all-reduce":
-            return Spread(who, loose=operand.loose)
+            return DeviceSpread(who, loose=operand.loose)
         parts = tuple(
             part._replace(who=_of_groups(part.who, groups, split))
             for part in operand.parts
         )
-        return Spread(who, operand.where, loose=operand.loose, parts=parts)
+        return DeviceSpread(who, operand.where, loose=operand.loose, parts=parts)
 
 
-def leaves(value: Value) -> Iterator[Spread | None]:
+def leaves(value: Value) -> Iterator[DeviceSpread | None]:
     """The spreads of the arrays of a value."""
     if isinstance(value, list):
         for one in value:
@@ -249,8 +255,8 @@ def differ(labels: Labels, group: Sequence[int]) -> bool:
 
 
 def _parts(
-    made: Instruction, shapes: Sequence[str], arrays: Sequence[Spread]
-) -> tuple[Part, ...]:
+    made: Instruction, shapes: Sequence[str], arrays: Sequence[DeviceSpread]
+) -> tuple[SpreadPart, ...]:
     """Of what was put side by side, or is passed on as it was."""
     if made.opcode in ("copy", "convert") and len(arrays) == 1:
         return arrays[0].parts
@@ -260,12 +266,12 @@ def _parts(
     found, start = [], 0
     for shape, one in zip(shapes, arrays, strict=True):
         stop = start + arrays_of(shape)[0].sizes[axis]
-        found.append(Part(axis, start, stop, one.who))
+        found.append(SpreadPart(axis, start, stop, one.who))
         start = stop
     return tuple(found)
 
 
-def _cut(made: Instruction, parts: Sequence[Part]) -> list[Labels]:
+def _cut(made: Instruction, parts: Sequence[SpreadPart]) -> list[Labels]:
     """The labels of the parts that a slice takes from."""
     limits = _axes.limits(made)
     inside = lambda part: (
@@ -320,10 +326,12 @@ def _element(value: Value, index: int) -> Value:
     return None
 
 
-def _both(a: Value, b: Value, join: Callable[[Spread, Spread], Spread]) -> Value:
+def _both(
+    a: Value, b: Value, join: Callable[[DeviceSpread, DeviceSpread], DeviceSpread]
+) -> Value:
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return [_both(x, y, join) for x, y in zip(a, b, strict=True)]
-    if isinstance(a, Spread) and isinstance(b, Spread):
+    if isinstance(a, DeviceSpread) and isinstance(b, DeviceSpread):
         return join(a, b)
     return None
 
@@ -333,21 +341,21 @@ def _merged(a: Value, b: Value) -> Value:
     return _both(a, b, _one_of)
 
 
-def _one_of(a: Spread, b: Spread) -> Spread:
+def _one_of(a: DeviceSpread, b: DeviceSpread) -> DeviceSpread:
     if a == b:
         return a
     who, where = _refined(a.who, b.who), _axes.merged(a, b)
     same = a.exact if a.exact == b.exact else None
-    return Spread(who, where, same, a.loose or b.loose)
+    return DeviceSpread(who, where, same, a.loose or b.loose)
 
 
 def _under(value: Value, chosen: Value) -> Value:
     """A value that devices came to by a choice of their own."""
     if isinstance(value, list):
         return [_under(one, chosen) for one in value]
-    if value is None or not isinstance(chosen, Spread):
+    if value is None or not isinstance(chosen, DeviceSpread):
         return None
     if _is_alike(chosen.who):
         return value
     loose = value.loose or chosen.loose
-    return Spread(_refined(value.who, chosen.who), value.where, loose=loose)
+    return DeviceSpread(_refined(value.who, chosen.who), value.where, loose=loose)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxmem.auditing._module import StepFacts
+from jaxmem.auditing._audit import facts_of
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
@@ -310,5 +310,5 @@ def compiled(name, target="cpu"):
         jitted = flat_function(lambda: step, call)
         traced = trace(jitted, call)
         program = compile_program(jitted, traced, call, chip, 600)
-    outputs = tuple(tuple(aval.shape) for aval in traced.jaxpr.out_avals)
-    return program.hlo, program.assignment, StepFacts(outputs, frozenset())
+    facts = facts_of(call, traced, program.used)
+    return program.hlo, program.assignment, facts

@@ -307,7 +307,9 @@ class Fake:
             kept = self.kept(first.others)
             kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
-        return SimpleNamespace(peak_bytes=peak, at_peak=(), host_bytes=0)
+        return SimpleNamespace(
+            peak_bytes=peak, at_peak=(), host_bytes=0, compiler_texts=lambda: None
+        )
 
     def kept(self, rate):
         return next(
@@ -406,7 +408,9 @@ class Sequences:
         size = sizes[choice.get(OperationOrder)]
         peak = size + 500 if size >= 1500 else 5000 - size
         peak += 0 if size == 1600 or size == 10_000 else 200
-        return SimpleNamespace(peak_bytes=peak, at_peak=(), host_bytes=0)
+        return SimpleNamespace(
+            peak_bytes=peak, at_peak=(), host_bytes=0, compiler_texts=lambda: None
+        )
 
     def search(self, budget):
         first = self.candidates[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jaxmem.auditing._module import Module
 from jaxmem.auditing._report import AuditFinding
 from jaxmem.ir.host_slices import COPIES, WHAT_TO_DO
-from jaxmem.memory.buffers import wrong_slices
+from jaxmem.memory.buffers import WrongSlice, wrong_slices
 
 _REPORT = "https://github.com/openxla/xla/issues/46231"
 
@@ -17,12 +17,16 @@ def host_slices(module: Module) -> Iterator[AuditFinding]:
     """Finds slices of the host's arrays that are taken from another place."""
     if COPIES in module.step.options:
         return  # the line stays in the text, and nothing is copied along it
-    for one in wrong_slices(module.hlo):
-        done = "written" if one.written else "read"
-        meant = "another" if one.wanted is None else f"{one.wanted:,}"
-        what = (
-            f"a slice of the host's memory is {done} at byte {one.offset:,}, where its "
-            f"index says {meant}, in iteration {one.iteration}"
-        )
-        place = one.instruction, one.operation, one.source
-        yield AuditFinding("host_slices", what, *place, _REPORT, WHAT_TO_DO)
+    yield from map(of_slice, wrong_slices(module.hlo))
+
+
+def of_slice(one: WrongSlice) -> AuditFinding:
+    """The finding on a slice that is taken from another place."""
+    done = "written" if one.written else "read"
+    meant = "another" if one.wanted is None else f"{one.wanted:,}"
+    what = (
+        f"a slice of the host's memory is {done} at byte {one.offset:,}, where its "
+        f"index says {meant}, in iteration {one.iteration}"
+    )
+    place = one.instruction, one.operation, one.source
+    return AuditFinding("host_slices", what, *place, _REPORT, WHAT_TO_DO)

@@ -125,6 +125,14 @@ class MemoryReport(SavedResult):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
         return self.__dict__[name]
 
+    def compiler_texts(self) -> tuple[str, str, str] | None:
+        """The module, its buffer assignment and the compiler's options, as text.
+
+        None once the rows are made of them, and of a report that was read from a file.
+        """
+        texts = self.__dict__.get("_texts")
+        return None if texts is None else texts.module()
+
     @property
     def seconds(self) -> float | None:
         """Predicted seconds of one step; None for a chip without rates (cpu)."""
@@ -281,6 +289,11 @@ class CompilerTexts:
             why = f"{type(error).__name__}: {error}"
             warnings.warn(f"no seconds are predicted: {why}", stacklevel=2)
             return None
+
+    def module(self) -> tuple[str, str, str]:
+        """The module, its buffer assignment and the compiler's options."""
+        dump = self._dump()
+        return dump["hlo"], dump.get("buffer_assignment") or "", self.options
 
     def _dump(self) -> dict[str, Any]:
         dump = json.loads(zlib.decompress(self.packed))

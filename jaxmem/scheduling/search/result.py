@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmem.auditing import AuditFinding, findings_of
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
@@ -42,9 +43,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class ReportedTrial(Trial):
-    """The same with the compiler's report; None where it could not fit the chip."""
+    """The same with the compiler's report; None where it could not fit the chip.
+
+    `findings`: what the compiler made of it that the step does not say.
+    """
 
     report: MemoryReport | None
+    findings: tuple[AuditFinding, ...] = ()
 
     @property
     def sent_bytes(self) -> float:
@@ -62,14 +67,14 @@ def trial_of(
     seconds: float = 0.0,
 ) -> ReportedTrial:
     """A choice with the compiler's report; None: it could not fit the chip."""
-    peak = math.inf if report is None or is_misread(report) else report.peak_bytes
-    return ReportedTrial(choice, peak, predicted, seconds, report)
+    findings = () if report is None else findings_of(report)
+    peak = math.inf if report is None or findings else report.peak_bytes
+    return ReportedTrial(choice, peak, predicted, seconds, report, findings)
 
 
-def is_misread(report: MemoryReport) -> bool:
-    """Whether the compiled step would compute something else than the step."""
-    # the program's text is not looked at where nothing is in the host's memory
-    return report.host_bytes > 0 and bool(report.wrong_slices)
+def wrong_values(trial: ReportedTrial) -> str:
+    """What is wrong with a compiled step, the first of it."""
+    return f"WRONG VALUES: {trial.findings[0]}"
 
 
 def progress_of(best: ReportedTrial | None) -> str:
@@ -87,8 +92,8 @@ def unreachable(
     `why`: sentences on what cannot be made less.
     """
     text = f"budget={format_bytes(budget)} cannot be reached: "
-    if best.report is not None and is_misread(best.report):
-        return BudgetError(f"{text}{best.report.notes[0]}")
+    if best.findings:
+        return BudgetError(f"{text}{wrong_values(best)}")
     if best.report is None:
         text += "the compiler found no way to fit any choice into the chip"
         return BudgetError(text)

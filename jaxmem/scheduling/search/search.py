@@ -37,10 +37,10 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     SearchResult,
     best_of,
-    is_misread,
     progress_of,
     trial_of,
     unreachable,
+    wrong_values,
 )
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
@@ -87,7 +87,7 @@ def search(
         run = SearchRun(step, budget, tell, compiles, named, offload, tile)
         try:
             best = run.best()
-            _check_slices(best)
+            _check_findings(best)
             break
         except OtherOptions as other:  # all once more, so that all are compiled alike
             products = other.products
@@ -107,10 +107,10 @@ def search(
     )
 
 
-def _check_slices(best: ReportedTrial) -> None:
+def _check_findings(best: ReportedTrial) -> None:
     """CompileError if even the best computes something else than the step."""
-    if best.report is not None and is_misread(best.report):
-        raise CompileError(best.report.notes[0])
+    if best.findings:
+        raise CompileError(wrong_values(best))
 
 
 @dataclass
