@@ -107,9 +107,9 @@ def facts_of(
     leaves = [call.leaves[n] for n in used]
     outputs = tuple(tuple(aval.shape) for aval in traced.jaxpr.out_avals)
     donated = frozenset(i for i, leaf in enumerate(leaves) if leaf.donated)
-    return StepFacts(
-        outputs, donated, shards_of_specs(leaf.spec for leaf in leaves), options
-    )
+    shards = shards_of_specs(leaf.spec for leaf in leaves)
+    inputs = tuple(tuple(leaf.spec.shape) for leaf in leaves)
+    return StepFacts(outputs, donated, shards, inputs, options)
 
 
 def findings_of(report: MemoryReport) -> tuple[AuditFinding, ...]:

@@ -17,6 +17,7 @@ from jaxmem.memory.buffers.assignment import (
     Key,
     parse_buffer_assignment,
 )
+from jaxmem.memory.buffers.shapes import arrays_of
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
 _CHOSEN = re.compile(r"allow_spmd_sharding_propagation_to_parameters=\{([\w,]*)\}")
@@ -35,12 +36,14 @@ class StepFacts:
         it is not known.
       shards: of each parameter, for each axis which part of it each device has; None
         for one of which it is not known.
+      inputs: the sizes of each parameter, over all devices.
       options: the names and values that the compiler was given.
     """
 
     outputs: tuple[tuple[int, ...], ...] = ()
     donated: frozenset[int] | None = None
     shards: tuple[tuple[Labels, ...] | None, ...] = ()
+    inputs: tuple[tuple[int, ...], ...] = ()
     options: str = ""
 
 
@@ -70,12 +73,22 @@ class Module:
     @cached_property
     def spreads(self) -> ModuleSpreads:
         """How each value differs among devices."""
-        chosen = self._chosen_by_compiler
-        shards = tuple(
-            None if i < len(chosen) and chosen[i] == "true" else one
-            for i, one in enumerate(self.step.shards)
-        )
+        shards = [
+            None if self._may_be_cut(number) else one
+            for number, one in enumerate(self.step.shards)
+        ]
         return ModuleSpreads(self.hlo, shards)
+
+    def _may_be_cut(self, number: int) -> bool:
+        """Whether the compiler chose a parameter's shards, and it is not whole."""
+        chosen = self._chosen_by_compiler
+        if number >= len(chosen) or chosen[number] != "true":
+            return False
+        for made in self.hlo.body(self.hlo.entry):
+            if made.opcode == "parameter" and made.element == number:
+                sizes = arrays_of(made.shape)[0].sizes
+                return self.step.inputs[number : number + 1] != (sizes,)
+        return True
 
     def data(self, allocation: Allocation) -> list[BufferValue]:
         """The arrays of an allocation."""
