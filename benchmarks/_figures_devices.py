@@ -1,7 +1,7 @@
 """The figures of docs/many_devices.md."""
 
 from benchmarks._common import TOO_LARGE
-from benchmarks._figures_of import figures, rows, table
+from benchmarks._figures_of import VERSION, figures, rows, table
 from benchmarks._figures_results import NAMES
 
 
@@ -10,7 +10,7 @@ def devices() -> str:
     """Bytes a device as compiled, how far predictions are off, and bytes sent."""
     head = ("step", "chip", "compiled", "off %", "sent")
     head += ("scheduled", "off % then", "sent then")
-    return table(head, [_line(row) for row in rows("devices")])
+    return table(head, [_line(row) for row in rows("devices", VERSION)])
 
 
 def _line(row) -> tuple[str, ...]:

@@ -26,28 +26,49 @@ def figures(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
 
 
 @functools.cache
-def rows(name: str, version: str = VERSION) -> list[Row]:
-    """The rows of `results/<name>-<version>.csv`."""
+def rows(name: str, version: str = "") -> list[Row]:
+    """The rows of `results/<name>-<version>.csv`, by default of the newest there is."""
+    newest = (RESULTS / f"{name}-{NEWEST}.csv").exists()
+    version = version or (NEWEST if newest else VERSION)
     text = (RESULTS / f"{name}-{version}.csv").read_text()
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     return list(csv.DictReader(lines))
 
 
-def row(name: str, where: Mapping[str, str]) -> Row:
+def row(name: str, where: Mapping[str, str], version: str = "") -> Row:
     """The one row of these values."""
-    found = [r for r in rows(name) if all(r[k] == v for k, v in where.items())]
+    found = [r for r in rows(name, version) if all(r[k] == v for k, v in where.items())]
     if len(found) != 1:
         raise ValueError(f"{name}: {len(found)} rows have {dict(where)}, one is wanted")
     return found[0]
 
 
-def value(name: str, column: str, where: Mapping[str, str]) -> float:
-    return float(row(name, where)[column])
+def value(name: str, column: str, where: Mapping[str, str], version: str = "") -> float:
+    return float(row(name, where, version)[column])
 
 
 def whole(name: str, column: str, where: Mapping[str, str]) -> str:
     """A cell to the unit, as figures in MiB are shown."""
     return f"{value(name, column, where):,.0f}"
+
+
+def beside_older(
+    name: str, columns: Mapping[str, str], where: Mapping[str, str]
+) -> str:
+    """Cells with a slash between, and those of the older jax where they are far off.
+
+    `columns`: a column -> how its figure is written. Far is more than 5 %.
+    """
+    new = [value(name, column, where) for column in columns]
+    try:
+        old = [float(row(name, where, VERSION)[column]) for column in columns]
+    except ValueError:  # no such row
+        old = new
+    shown = lambda found: " / ".join(
+        format(x, form) for x, form in zip(found, columns.values(), strict=True)
+    )
+    far = any(abs(a / b - 1) > 0.05 for a, b in zip(old, new, strict=True) if b)
+    return f"{shown(new)} ({shown(old)})" if far else shown(new)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,8 +1,9 @@
 """The README's tables."""
 
-from benchmarks._figures_of import figures, row, rows, table, value, whole
+from benchmarks._figures_of import beside_older, figures, row, rows, table, whole
 
 CHIPS = ("h100", "tpu-v5e")
+MIB = {"temp MiB": ",.0f"}
 
 
 @figures("activations")
@@ -20,8 +21,8 @@ def activations() -> str:
     lines = [
         [title]
         + [
-            whole(
-                "layers", "temp MiB", {"stack": stack, "layer": layer, "target": chip}
+            beside_older(
+                "layers", MIB, {"stack": stack, "layer": layer, "target": chip}
             )
             for chip in CHIPS
             for layer in pair
@@ -29,7 +30,7 @@ def activations() -> str:
         for title, stack, *pair in stacks
     ]
     bert = [
-        whole("bert", "temp MiB", {"model": model, "target": chip})
+        beside_older("bert", MIB, {"model": model, "target": chip})
         for chip in CHIPS
         for model in ("plain", "substituted")
     ]
@@ -62,8 +63,8 @@ def _bytes_and_ms(model: str, how: str) -> str:
     where = {"model": model, "how": how}
     if not any(r["model"] == model and r["how"] == how for r in rows("blocks")):
         return "–"
-    ms = value("blocks", "predicted ms", where)
-    return f"{whole('blocks', 'temp MiB', where)} / {ms:.1f}"
+    columns = {"temp MiB": ",.0f", "predicted ms": ".1f"}
+    return beside_older("blocks", columns, where)
 
 
 @figures("blocks, BERT")
@@ -106,7 +107,7 @@ def steps() -> str:
     """Whole train steps: the peak as XLA compiles them, and with jaxmem."""
     one = {"remat": "a layer", "substituted": "no"}
     batch = [
-        whole("release", f"{who}: peak MiB", one | {"target": chip})
+        beside_older("release", {f"{who}: peak MiB": ",.0f"}, one | {"target": chip})
         for chip in CHIPS
         for who in ("XLA", "scheduled")
     ]

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from benchmarks._figures_of import Row, figures, row, rows, table, value
+from benchmarks._figures_of import VERSION, Row, figures, row, rows, table, value
 
 H100 = {"target": "h100"}
 
@@ -53,13 +53,14 @@ def _activations() -> tuple[str, str, str]:
 
 def _budget() -> tuple[str, str, str]:
     model, policy = "Llama-1B blocks, 2 x 2048", "dots_with_no_batch_dims_saveable"
-    stock = value("blocks", "temp MiB", block(model, policy))
+    # of the jax that the budgets were searched with
+    stock = value("blocks", "temp MiB", block(model, policy), VERSION)
     (r,) = [
         r
         for r in _rows("budget", {"model": model, "stock policy": policy})
         if abs(float(r["budget MiB"]) - stock) <= 1
     ]
-    plain = value("blocks", "temp MiB", block(model, "plain"))
+    plain = value("blocks", "temp MiB", block(model, "plain"), VERSION)
     share, temp = float(r["recomputes %"]), float(r["temp MiB"])
     example = (
         f"Llama-1B's blocks: {plain:,.0f} → {temp:,.0f} MiB, "
