@@ -26,13 +26,14 @@ COMPILED += ("release_residuals", "scheduling_h100")  # not measured here
 def chosen(files: Sequence[str], every: bool) -> Iterator[tuple[Check, Row]]:
     for check in CHECKS:
         if not files or check.file in files:
-            found = rows(check.file)
+            found = rows(check.file, VERSION)
             yield from ((check, r) for r in found if every or check.cheap(r))
 
 
 def compiled_rows() -> int:
     """How many rows of all files hold bytes that were compiled for a chip."""
-    return sum(len(rows(name)) for name in (*(c.file for c in CHECKS), *COMPILED))
+    names = (*(c.file for c in CHECKS), *COMPILED)
+    return sum(len(rows(name, VERSION)) for name in names)
 
 
 def name_of(check: Check, row: Row) -> str:
