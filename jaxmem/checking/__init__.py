@@ -1,0 +1,11 @@
+"""Checking a step against its reference: both run, every result compared."""
+
+from jaxmem.checking._check import check as check
+from jaxmem.checking._report import CheckReport as CheckReport
+from jaxmem.checking._report import LeafDifference as LeafDifference
+from jaxmem.checking._verify import VerifyError as VerifyError
+from jaxmem.checking._verify import verify as verify
+
+__all__ = [
+    "check",
+]
