@@ -11,7 +11,7 @@ from jaxmem.checking._compare import Comparison
 from jaxmem.checking._guilty import guilty_passes, is_rewritable
 from jaxmem.checking._modules import FirstModule, first_module
 from jaxmem.checking._report import CheckReport, LeafDifference
-from jaxmem.checking._runs import Arguments, copied
+from jaxmem.checking._runs import copied
 from jaxmem.checking._script import Reproduction
 from jaxmem.ir import jaxprs
 
@@ -38,11 +38,11 @@ def check(
     difference: passes are switched off one by one.
 
     No tolerance is given: it is what rounding does to the reference. The reference is
-    run eight times more with each operation that rounds off by one unit roundoff of its
+    run twelve times more with each operation that rounds off by one unit roundoff of its
     dtype at random, sums of n terms by sqrt(n) of them. How far these runs lie from the
     plain one is measured for each result and each step, by the largest difference, the
     root mean square, and the projection on the result; step and reference may differ by
-    twice the mean of a measure and 16.7 times its standard deviation (one in two
+    twice the mean of a measure and 10.1 times its standard deviation (one in two
     million, by Student's t). So a result that is ill-conditioned, as Adam's update
     where gradients are near zero, has the tolerance that is due to it, and no other
     one does. Integers, booleans and random keys must be equal, unless roundings change

@@ -34,20 +34,22 @@ class Comparison:
     steps: int
     asked: Sequence[int] | None = None
     carry: Carry = field(default_factory=Carry, init=False)
-    tolerances: list[dict[str, Tolerance]] = field(default_factory=list, init=False)
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The reference, compiled once."""
+        return Runner(self.reference, self.static)
 
     @cached_property
     def wanted(self) -> list[Results]:
         """The reference's results at each step."""
-        runner = Runner(self.reference, self.static)
-        args, kwargs = copied(self.arguments)
-        ran = runner(args, kwargs)
+        ran = self.runner(*copied(self.arguments))
         self.carry = carry_of(self.arguments[0], ran, self.asked)
         self.steps = self.steps if self.carry else 1
-        return [results_of(self.reference, ran), *self._more(runner, ran)]
+        return [results_of(self.reference, ran), *self._more(self.runner, ran)]
 
     def differences(self, step: Callable) -> tuple[LeafDifference, ...]:
-        """How far each result of a step is off, at the first step where that is too far."""
+        """How far each result is off, at the first step where that is too far."""
         worst: dict[str, LeafDifference] = {}
         wanted = self.wanted
         runs = self._runs(Runner(step, self.static))
@@ -63,9 +65,8 @@ class Comparison:
         """The arguments of the reference's call number `step`, from 0."""
         _ = self.wanted  # which says what is carried
         arguments = copied(self.arguments)
-        runner = Runner(self.reference, self.static)
         for _ in range(step):
-            ran = runner(*arguments)
+            ran = self.runner(*arguments)
             arguments = self.carry.next(ran, copied(self.arguments))
         return arguments
 
@@ -101,13 +102,12 @@ class Comparison:
             yield results_of(self.reference, ran)
 
 
-def noisy(fn: Callable, static: Sequence[int | str], keeps=False, lines=None) -> Runner:
+def noisy(fn: Callable, static: Sequence[int | str], keeps=False) -> Runner:
     """A runner of a step whose operations are off by roundings at random."""
     platform = jax.default_backend()
-    lines = {} if lines is None else lines
 
     def transform(jaxpr, leaves: list, seed):
-        return run(jaxpr, leaves, Probes(Noise(seed, platform), keeps, lines=lines))
+        return run(jaxpr, leaves, Probes(Noise(seed, platform), keeps))
 
     return Runner(fn, static, transform)
 

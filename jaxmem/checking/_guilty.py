@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from jaxmem.checking._runs import Arguments, copied
 
 _NOT_THE_PASSES = (
-    "with every pass switched off the scheduled step differs as well: its passes do not "
-    "make the difference"
+    "with every pass switched off the scheduled step differs as well: no pass makes "
+    "the difference"
 )
 
 

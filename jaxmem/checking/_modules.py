@@ -1,14 +1,14 @@
 """The first module whose value differs, of those that both traces name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxmem.checking._compare import difference, noisy
+from jaxmem.checking._compare import noisy
 from jaxmem.checking._noise import seed_of
-from jaxmem.checking._probes import Probes, run
+from jaxmem.checking._probes import Place, Probes, run
 from jaxmem.checking._runs import Arguments, Runner, copied, on_host
 from jaxmem.checking._tolerance import RUNS, distance, tolerance
 
@@ -17,6 +17,7 @@ _AGREE = (
     "outside of them, or the compiler's"
 )
 _NONE = "step and reference have no module in common: no name scope is in both"
+Values = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -40,46 +41,80 @@ def first_module(
     arguments: Arguments,
     static: Sequence[int | str],
 ) -> FirstModule:
-    """Runs both once more, with the last value of each module as further results."""
-    lines: dict[str, str] = {}
-    want = _values(probed(reference, static, lines), arguments)
-    got = _values(probed(step, static, {}), arguments)
-    common = [k for k in _forward_first(lines) if k in got and _fits(got[k], want[k])]
+    """Runs both once more, with values of their modules as further results."""
+    own: dict[str, Place] = {}
+    places: dict[str, Place] = {}
+    want = _values(probed(reference, static, places), arguments)
+    got = _values(probed(step, static, own), arguments)
+    alike = {key: _alike(key, places, want, own, got) for key in places}
+    common = [key for key in places if alike[key]]
     if not common:
         return FirstModule(note=_NONE)
     noise = noisy(reference, static, keeps=True)
-    drawn: dict[str, list] = {k: [] for k in common}
-    for seed in map(seed_of, range(RUNS)):
-        values = _values(noise, arguments, seed)
-        for key in common:
-            drawn[key].append(distance(values[key], want[key]))
-    for key in common:
-        allowed = tolerance(drawn[key], want[key])
-        mine = got[key].reshape(want[key].shape)
-        if difference(key, mine, want[key], allowed).ratio > 1:
-            return FirstModule(key, lines[key])
+    runs = [_values(noise, arguments, seed_of(n), common) for n in range(RUNS)]
+
+    def agrees(key: str, at: Any) -> bool:
+        """Whether it is one of the values that the step has there."""
+        right = want[key][at]
+        drawn = [distance(values[key][at], right) for values in runs]
+        allowed = tolerance(drawn, right)
+        mine = (value.reshape(want[key].shape)[at] for value in alike[key])
+        return any(allowed.ratio(distance(x, right)) <= 1 for x in mine)
+
+    for key, at, told in _in_order(common, places, want):
+        if not agrees(key, at):
+            place = places[key]
+            return FirstModule(f"{place.module}{told}", place.line)
     return FirstModule(note=_AGREE)
 
 
-def probed(fn: Callable, static: Sequence[int | str], lines: dict[str, str]) -> Runner:
-    """A runner of a step that also gives the last value of each module."""
+def _alike(
+    key: str, places: dict[str, Place], want: Values, own: dict[str, Place], got: Values
+) -> list[np.ndarray]:
+    """The values of a step that may be one of the reference's."""
+    of_kind = (k for k, place in own.items() if place.kind == places[key].kind)
+    return [got[k] for k in of_kind if _fits(got[k], want[key])]
+
+
+def probed(fn: Callable, static: Sequence[int | str], places: dict) -> Runner:
+    """A runner of a step that also gives values of its modules."""
 
     def transform(jaxpr, leaves: list, seed):
         del seed
-        return run(jaxpr, leaves, Probes(None, True, lines=lines))
+        return run(jaxpr, leaves, Probes(None, True, places=places))
 
     return Runner(fn, static, transform)
 
 
 def _values(
-    runner: Runner, arguments: Arguments, seed: Any = 0
-) -> dict[str, np.ndarray]:
+    runner: Runner, arguments: Arguments, seed: Any = 0, names: Sequence[str] = ()
+) -> Values:
     seen = runner(*copied(arguments), seed).seen
-    return {name: on_host(x) for name, x in seen.items()}
+    return {name: on_host(x) for name, x in seen.items() if name in (names or seen)}
 
 
-def _forward_first(lines: dict[str, str]) -> list[str]:
-    return sorted(lines, key=lambda key: key.endswith("(backward)"))
+def _in_order(
+    keys: Sequence[str], places: dict[str, Place], values: Values
+) -> Iterator[tuple[str, Any, str]]:
+    """(number, index into its value, what to add to its module), as they are computed.
+
+    Forward passes come first; the modules in a scan take turns at each iteration.
+    """
+    starts: dict[int, int] = {}
+    rows = []
+    for n, key in enumerate(keys):
+        place = places[key]
+        backward = place.kind[1]
+        direction = " (backward)" if backward else ""
+        if place.loop is None:
+            rows.append((backward, n, 0, n, key, ..., direction))
+            continue
+        start, count = starts.setdefault(place.loop, n), len(values[key])
+        for i in range(count):
+            turn = count - 1 - i if place.reverse else i
+            told = f"{direction}, iteration {turn + 1} of {count}"
+            rows.append((backward, start, turn, n, key, i, told))
+    return ((key, at, told) for *_, key, at, told in sorted(rows, key=lambda r: r[:4]))
 
 
 def _fits(mine: np.ndarray, other: np.ndarray) -> bool:

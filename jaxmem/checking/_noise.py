@@ -4,12 +4,13 @@ That is Monte Carlo arithmetic (Parker, Monte Carlo Arithmetic: exploiting rando
 floating-point arithmetic, 1997) on a jaxpr: how far results of several such runs lie
 apart is what rounding alone does to them, however ill-conditioned they are.
 
-A result is moved by one unit roundoff of its dtype, up or down. What sums n terms may
-be off by sqrt(n) as much, whatever the order of the sum (Higham, Accuracy and Stability
-of Numerical Algorithms, 2nd ed., sections 3.1 and 4.2, with n for the worst case; Higham
-and Mary, A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput.
-41, 2019, with sqrt(n)): its result is moved by so much, and each of its terms, which
-has cancellation in it. Sums of narrow floats are made in float32.
+A result is moved up or down by a unit roundoff of its dtype, which is a unit in the
+last place after it is rounded. What sums n terms may be off by sqrt(n) unit roundoffs,
+whatever the order of the sum (Higham, Accuracy and Stability of Numerical Algorithms,
+2nd ed., sections 3.1 and 4.2, has n for the worst case; Higham and Mary, A new approach
+to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019, sqrt(n)): its
+result is moved by so much, and for sums that cancel each of its terms. Sums of narrow
+floats are made in float32.
 
 The direction is a hash of the value and a seed: a value that is computed twice is moved
 alike, as its rounding would be. Zeros, infinities and small whole numbers stay, which
@@ -26,7 +27,7 @@ from jax import lax
 
 from jaxmem.ir import jaxprs
 
-_EXACT = frozenset(
+EXACT = frozenset(
     "abs all_gather all_gather_invariant all_to_all argmax argmin bitcast_convert_type"
     " broadcast broadcast_in_dim ceil clamp complex concatenate conj copy copy_p cummax"
     " cummin device_put dynamic_slice dynamic_update_slice empty empty2 expand_dims"
@@ -66,7 +67,7 @@ class Noise:
 
     def after(self, eqn, outs: list) -> list:
         """The results, off by a rounding."""
-        if eqn.primitive.name in _EXACT or _is_exact(eqn):
+        if eqn.primitive.name in EXACT or _is_exact(eqn):
             return outs
         return [self._result(x, terms(eqn)) for x in outs]
 
@@ -90,18 +91,17 @@ class Noise:
         return self.moved(x, math.sqrt(n) if _itemsize(x) >= 4 else 1.0)
 
     def moved(self, x, units: float = 1.0):
-        """`x` times 1 + units * eps or 1 - units * eps, by the bits of each element."""
+        """`x` and or less so many unit roundoffs of it, by the bits of each element."""
         if jnp.issubdtype(x.dtype, jnp.complexfloating):
             return lax.complex(self.moved(x.real, units), self.moved(x.imag, units))
         if not jnp.issubdtype(x.dtype, jnp.floating) or _itemsize(x) < 2:
             return x
         info = jnp.finfo(x.dtype)
-        # half of the elements at most: more would not be a rounding
-        size = min(units * float(info.eps), 0.5)
+        size = min(units * float(info.eps) / 2, 0.25)
         up = _hashed(x, self.seed)
-        factor = jnp.where(up, _scalar(1 + size, x), _scalar(1 - size, x))
+        move = jnp.where(up, _scalar(size, x), _scalar(-size, x))
         whole = (x == jnp.round(x)) & (jnp.abs(x) < _scalar(2.0**info.nmant, x))
-        return jnp.where(whole, x, x * factor)
+        return jnp.where(whole, x, x + move * x)
 
 
 def terms(eqn) -> int:

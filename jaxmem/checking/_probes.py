@@ -1,19 +1,44 @@
-"""The last value of each module of a trace, beside the results, with noise or without.
+"""Values inside the modules of a trace, beside its results, with noise or without.
 
 A module is told by the name scopes of its equations, as `jaxmem._module_path` reads
+them. Of each module the products, nonlinear functions and sums are kept, a few of each
+primitive: a rewrite may move them, repeat them or leave them out, and does not rename
 them. In a scan the values of all iterations are stacked.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem._module_path import of_user, parse_op_name
-from jaxmem.checking._noise import Noise
+from jaxmem._module_path import ops_in, parse_op_name
+from jaxmem.checking._noise import EXACT, Noise
 from jaxmem.checking._walk import walk
+
+_OF_A_KIND = 4
+# what a rewrite may write in another way, and what is not worth a place in memory
+_NOT_KEPT = EXACT | {"mul", "sub", "div", "convert_element_type", "integer_pow"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value is computed.
+
+    Attributes:
+      module: the path of the module.
+      kind: all by which it is known in another trace: module, direction, primitive.
+      line: of the user's.
+      loop: the number of the outermost scan that it is in; None for none.
+      reverse: whether that scan runs backwards.
+    """
+
+    module: str
+    kind: tuple[str, bool, str]
+    line: str
+    loop: int | None = None
+    reverse: bool = False
 
 
 @dataclass
@@ -23,9 +48,10 @@ class Probes:
     noise: Noise | None
     keeps: bool = False
     seen: dict[str, Any] = field(default_factory=dict)
-    # module -> the user's line, by the order of their last values; shared by all
-    # visitors of a trace
-    lines: dict[str, str] = field(default_factory=dict)
+    # of the values that are seen, in order; shared by all visitors of a trace
+    places: dict[str, "Place"] = field(default_factory=dict)
+    numbers: dict[tuple[int, str], str] = field(default_factory=dict)
+    loop: tuple[int, bool] | None = None  # number of the outermost scan, and reverse
 
     def before(self, eqn, args: list) -> list:
         return self.noise.before(eqn, args) if self.noise else args
@@ -37,29 +63,38 @@ class Probes:
             self._keep(eqn, stack, outs)
         return outs
 
-    def of_iteration(self) -> "Probes":
-        return Probes(self.noise, self.keeps, lines=self.lines)
+    def of_iteration(self, eqn) -> "Probes":
+        loop = self.loop or (len(self.places), bool(eqn.params["reverse"]))
+        return replace(self, seen={}, loop=loop)
 
     def of_branch(self) -> "Probes":
-        return Probes(self.noise, lines=self.lines)
+        return replace(self, seen={}, keeps=False)
 
     def of_shard(self) -> "Probes":
         noise = self.noise.inside_shards() if self.noise else None
-        return Probes(noise, lines=self.lines)
+        return replace(self, seen={}, keeps=False, noise=noise)
 
     def take(self, stacked: dict[str, Any]) -> None:
         self.seen |= stacked
 
     def _keep(self, eqn, stack: str, outs: list) -> None:
-        where = parse_op_name(f"{stack}/{eqn.primitive.name}")
-        path = _without_repetition(of_user(where.module_path))
-        kept = [x for x in outs if getattr(x, "ndim", 0) and _is_float(x)]
-        if not path or where.recomputed or not kept:
+        name = eqn.primitive.name
+        where = parse_op_name(f"{stack}/{name}")
+        if name in _NOT_KEPT or where.recomputed or ops_in(where.module_path):
             return
-        key = f"{path} (backward)" if where.backward else path
-        self.seen[key] = kept[-1]
-        before = self.lines.pop(key, "")  # the order is that of the last values
-        self.lines[key] = _compat.caller_line(eqn, *_compat.INSTALLED) or before
+        module = _without_repetition(where.module_path)
+        kind = module, where.backward, name
+        kept = [x for x in outs if getattr(x, "ndim", 0) and _is_float(x)]
+        if not module or not kept:
+            return
+        mark = id(eqn), stack  # a scan may trace its body twice
+        if mark not in self.numbers:
+            if sum(place.kind == kind for place in self.places.values()) >= _OF_A_KIND:
+                return
+            self.numbers[mark] = key = str(len(self.places))
+            line = _compat.caller_line(eqn, *_compat.INSTALLED)
+            self.places[key] = Place(module, kind, line, *(self.loop or ()))
+        self.seen[self.numbers[mark]] = kept[0]
 
 
 def _is_float(x) -> bool:
@@ -76,6 +111,6 @@ def _without_repetition(path: str) -> str:
 
 
 def run(closed, args: Sequence[Any], probes: Probes) -> tuple[list[Any], dict]:
-    """(results, last values of modules) of a closed jaxpr."""
+    """(results, values of modules by their numbers) of a closed jaxpr."""
     outs = walk(closed, args, probes)
     return outs, probes.seen

@@ -134,7 +134,7 @@ class CheckReport(SavedResult):
         steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
         count = f"{len(self.leaves)} results, {steps}"
         if self.passed:
-            return f"{self.name} is {self.reference} on {self.device}: {count}"
+            return f"{self.name} agrees with {self.reference} on {self.device}: {count}"
         found = f"{len(self.different)} of {count}"
         return f"{self.name} differs from {self.reference} on {self.device}: {found}"
 

@@ -53,8 +53,7 @@ class Runner:
     def memory(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         """What XLA says of the memory of the step's program, jitted or not."""
         with pure_call(self.fn, args, dict(kwargs), (), self.static) as call:
-            jitted = jax.jit(self._flat(call))
-            lowered = jitted.lower(np.uint32(0), *call.args, **call.kwargs)
+            lowered = self._jit(call).lower(np.uint32(0), *call.args, **call.kwargs)
             return lowered.compile().memory_analysis()
 
     def __call__(self, args: tuple, kwargs: Mapping[str, Any], seed: Any = 0) -> Ran:
@@ -62,11 +61,13 @@ class Runner:
         if self.transform is None and jitted(self.fn, args, kwargs) is not None:
             return Ran(args, kwargs, self.fn(*args, **kwargs))
         with pure_call(self.fn, args, kwargs, (), self.static) as call:
-            if call.signature not in self._jitted:
-                self._jitted[call.signature] = jax.jit(self._flat(call))
-            run = self._jitted[call.signature]
-            out, seen = run(np.uint32(seed), *call.args, **call.kwargs)
+            out, seen = self._jit(call)(np.uint32(seed), *call.args, **call.kwargs)
             return Ran(args, kwargs, call.finish(out), seen)
+
+    def _jit(self, call) -> Any:
+        if call.signature not in self._jitted:
+            self._jitted[call.signature] = jax.jit(self._flat(call))
+        return self._jitted[call.signature]
 
     def _flat(self, call) -> Callable:
         step = call.form.pure(self.fn)

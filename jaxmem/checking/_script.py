@@ -92,8 +92,10 @@ class _Written:
     def __init__(self, saves: bool):
         self.saves = saves
         self.arrays: dict[str, np.ndarray] = {}
-        own = "import jax, jax.numpy as jnp, numpy as np"
-        self.imports = {"import jaxmem", "import pathlib", *_separate(own)}
+        self.imports = {
+            *("import jax", "import jax.numpy as jnp", "import jaxmem"),
+            *("import numpy as np", "import pathlib"),
+        }
 
     def expression(self, value: Any) -> str:
         """Python that makes a pytree like this one."""
@@ -151,12 +153,6 @@ class _Written:
                 return ""
         self.imports.add(f"import {module}")
         return f"{module}.{name}"
-
-
-def _separate(imports: str) -> list[str]:
-    return [
-        f"import {one.strip()}" for one in imports.removeprefix("import ").split(",")
-    ]
 
 
 def _found(module: str, name: str) -> Any:

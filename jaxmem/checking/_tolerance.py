@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RUNS = 8
+RUNS = 12
 # One more draw after RUNS draws of a normal variable is above their mean by more than
 # this times their standard deviation in one case of two million: a prediction interval
 # (Hahn and Meeker, Statistical Intervals, 1991, section 4.7), Student's t with RUNS - 1
 # degrees of freedom, times sqrt(1 + 1 / RUNS). A check takes hundreds of measures.
-_INTERVAL = 16.7
+_INTERVAL = 10.1
 MEASURES = ("largest", "rms", "along")
 
 

@@ -11,7 +11,7 @@ from jaxmem.checking._check import compared
 from jaxmem.checking._compare import Comparison
 from jaxmem.checking._report import CheckReport
 from jaxmem.checking._room import is_out_of_memory, needed_bytes, room, slices
-from jaxmem.checking._runs import Arguments, Runner
+from jaxmem.checking._runs import Arguments
 
 _LOGGER = logging.getLogger("jaxmem")
 _STEPS = 2  # the second with the state that the first one leaves
@@ -56,8 +56,7 @@ def verify(
     """
     name = getattr(reference, "__name__", "the step")
     why = "the device has not the room for the step as it was given"
-    for note, arguments in _that_fit(reference, (args, dict(kwargs)), static):
-        comparison = Comparison(reference, arguments, static, _STEPS)
+    for note, comparison in _that_fit(reference, (args, dict(kwargs)), static):
         try:
             report = compared(step, comparison, [note] if note else [])
         except jax.errors.JaxRuntimeError as error:
@@ -68,7 +67,7 @@ def verify(
             if not note:
                 raise
             # the step, or the schedule, is for the whole batch alone
-            why = f"{why}, and with {note} it fails: {error}"
+            why = f"{why}, and {note} it fails: {error}"
             break
         if not report.passed:
             raise VerifyError(f"schedule(verify=True): {report}", report)
@@ -80,15 +79,18 @@ def verify(
 
 def _that_fit(
     reference: Callable, arguments: Arguments, static: Sequence[int | str]
-) -> Iterator[tuple[str, Arguments]]:
-    """(sentence, arguments): the whole batch, then ever smaller slices of it."""
+) -> Iterator[tuple[str, Comparison]]:
+    """(sentence, comparison) of the whole batch, then of ever smaller slices of it."""
     limit = room()
 
-    def fits(some: Arguments) -> bool:
-        return not limit or needed_bytes(Runner(reference, static), some) <= limit
+    def fits(comparison: Comparison) -> bool:
+        needed = needed_bytes(comparison.runner, comparison.arguments)
+        return not limit or needed <= limit
 
-    if fits(arguments):
-        yield "", arguments
-    for size, whole, some in slices(reference, arguments, static):
-        if fits(some):
-            yield f"the first {size} examples of {whole}", some
+    whole = Comparison(reference, arguments, static, _STEPS)
+    if fits(whole):
+        yield "", whole
+    for size, examples, some in slices(reference, arguments, static):
+        part = Comparison(reference, some, static, _STEPS)
+        if fits(part):
+            yield f"on the first {size} examples of {examples}", part

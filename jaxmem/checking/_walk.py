@@ -25,7 +25,7 @@ class Visitor(Protocol):
         """Its results; `stack`: the name scopes that it is in."""
         ...
 
-    def of_iteration(self) -> "Visitor":
+    def of_iteration(self, eqn) -> "Visitor":
         """The visitor of one iteration of a scan; its values are stacked."""
         ...
 
@@ -78,7 +78,7 @@ def _scan(eqn, args: list, visitor: Visitor, stack: str) -> list[Any]:
     body, n = eqn.params["jaxpr"], len(carry)
 
     def iteration(carry, xs):
-        own = visitor.of_iteration()
+        own = visitor.of_iteration(eqn)
         outs = walk(body, [*consts, *carry, *xs], own, stack)
         return tuple(outs[:n]), (tuple(outs[n:]), own.seen)
 

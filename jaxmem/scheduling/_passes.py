@@ -163,7 +163,7 @@ class Rewritten:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Names of the passes that have changed anything, in the order of the passes."""
+        """Names of the passes that have changed anything, in their order."""
         done = {one for record in self.records for one, _ in record.rewrites}
         return tuple(name_of(one) for one in PASSES if one in done)
 

@@ -73,7 +73,7 @@ def unrolled(state, x):
     def loss_of(p):
         h = x
         for i in range(LAYERS):
-            h = layer(h, jax.tree.map(lambda w: w[i], p))
+            h = layer(h, {name: w[i] for name, w in p.items()})
         return jnp.mean(h.astype(jnp.float32) ** 2)
 
     value, grads = jax.value_and_grad(jax.checkpoint(loss_of))(state[0])
