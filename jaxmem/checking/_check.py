@@ -38,7 +38,7 @@ def check(
     difference: passes are switched off one by one.
 
     No tolerance is given: it is what rounding does to the reference. The reference is
-    run twelve times more with each operation that rounds off by one unit roundoff of its
+    run twelve times more with each operation that rounds off by a unit roundoff of its
     dtype at random, sums of n terms by sqrt(n) of them. How far these runs lie from the
     plain one is measured for each result and each step, by the largest difference, the
     root mean square, and the projection on the result; step and reference may differ by
@@ -127,7 +127,7 @@ def compared(
         found.where,
         guilty,
         tuple(note for note in said if note),
-        Reproduction(step, reference, arguments, comparison.static, comparison.steps),
+        Reproduction(step, comparison),
     )
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem.checking._runs import Arguments
+from jaxmem.checking._compare import Comparison
+from jaxmem.checking._guilty import is_rewritable
 from jaxmem.ir import jaxprs
 
 MOST_BYTES = 256 * 2**20  # of arrays that are written beside the script
@@ -19,11 +20,18 @@ MOST_BYTES = 256 * 2**20  # of arrays that are written beside the script
 _TEMPLATE = '''\
 """A check that found a difference, to be run again: python {name}"""
 
+import pathlib
+import sys
+
+{folders}
 {imports}
 
 {fetch}
 
-{fill}args = {args}
+
+step = {step}
+reference = {reference}
+args = {args}
 kwargs = {kwargs}
 report = jaxmem.check(step, reference, *args, **kwargs, {how})
 print(report)
@@ -57,26 +65,26 @@ class Reproduction:
     """A check that was made, and what it takes to make it again."""
 
     step: Callable
-    reference: Callable
-    arguments: Arguments
-    static: Sequence[int | str]
-    steps: int
+    comparison: Comparison
 
     def __call__(self, path: str | PathLike[str]) -> None:
-        file = Path(path)
-        written = _Written(_bytes(self.arguments) <= MOST_BYTES)
-        args, kwargs = map(written.expression, self.arguments)
+        file, of = Path(path), self.comparison
+        written = _Written(_bytes(of.arguments) <= MOST_BYTES)
+        args, kwargs = map(written.expression, of.arguments)
         step = written.function("step", self.step)
-        reference = written.function("reference", self.reference)
-        static = [p for p in self.static if isinstance(p, int)]
-        names = [p for p in self.static if isinstance(p, str)]
-        how = f"steps={self.steps}, static_argnums={static!r}, static_argnames={names}"
+        reference = written.function("reference", of.reference)
+        options: dict[str, Any] = {"steps": of.steps, "carry": of.asked}
+        options["static_argnums"] = [p for p in of.static if isinstance(p, int)]
+        options["static_argnames"] = [p for p in of.static if isinstance(p, str)]
+        how = ", ".join(f"{k}={v!r}" for k, v in options.items() if v not in (None, []))
         fetch = _SAVED if written.saves else _DRAWN
         text = _TEMPLATE.format(
             name=file.name,
+            folders="".join(f"sys.path.insert(0, {f!r})\n" for f in written.folders),
             imports="\n".join(sorted(written.imports)),
             fetch=fetch + _KEYS,
-            fill="".join(f"{line}\n" for line in (*step, *reference)),
+            step=step,
+            reference=reference,
             args=args,
             kwargs=kwargs,
             how=how,
@@ -94,8 +102,9 @@ class _Written:
         self.arrays: dict[str, np.ndarray] = {}
         self.imports = {
             *("import jax", "import jax.numpy as jnp", "import jaxmem"),
-            *("import numpy as np", "import pathlib"),
+            "import numpy as np",
         }
+        self.folders: set[str] = set()  # from which modules are imported
 
     def expression(self, value: Any) -> str:
         """Python that makes a pytree like this one."""
@@ -118,15 +127,17 @@ class _Written:
             return f"{name}({', '.join(fields)})" if name else _to_fill(value)
         return self._name(value) or _to_fill(value)
 
-    def function(self, title: str, fn: Any) -> tuple[str, ...]:
-        """Lines that bind a name to a function of the user's."""
+    def function(self, title: str, fn: Any) -> str:
+        """An expression of a function of the user's, or what is to be filled in."""
+        if name := self._name(fn):
+            return name
         inner = getattr(fn, "__wrapped__", None)
-        name = self._name(fn)
-        if name:
-            return (f"{title} = {name}",)
-        own = self._name(inner) if inner is not None else ""
+        own = "" if inner is None else self._name(inner)
+        if own and is_rewritable(fn):
+            options = (f"{k}={v!r}" for k, v in fn.options().items())
+            return f"jaxmem.schedule({', '.join([own, *options])})"
         like = f", made of {own}" if own else ""
-        return (f"{title} = ...  # fill in: {_told(fn)}{like}, has no name to import",)
+        return f"...  # fill in the {title}: {_told(fn)}{like}, has no name to import"
 
     def _array(self, value: Any) -> str:
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
@@ -141,6 +152,13 @@ class _Written:
         self.arrays[f"a{number}"] = x.view(bits)
         return f"array({number}, jnp.dtype({value.dtype.name!r}))"
 
+    def _note_folder(self, module: str) -> None:
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is None or any(part in file for part in _INSTALLED):
+            return
+        depth = module.count(".") + (Path(file).name == "__init__.py")
+        self.folders.add(str(Path(file).resolve().parents[depth]))
+
     def _name(self, value: Any) -> str:
         """`module.name` of what can be imported; empty of all else."""
         module = getattr(value, "__module__", None) or ""
@@ -152,7 +170,11 @@ class _Written:
             if not module.isidentifier():
                 return ""
         self.imports.add(f"import {module}")
+        self._note_folder(module)
         return f"{module}.{name}"
+
+
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def _found(module: str, name: str) -> Any:

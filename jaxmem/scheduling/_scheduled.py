@@ -235,6 +235,18 @@ class Scheduled:
             return self._options.compiler_options
         return call.own.compiler_options
 
+    def options(self) -> dict[str, Any]:
+        """What `schedule` was called with beside the step, for who writes the call."""
+        given = self._options
+        own = {"budget": given.budget, "target": given.target, "clip": given.clip}
+        own |= {"offload": given.offload, "tile": given.tile}
+        for kind, places in (("donate", given.donate), ("static", given.static)):
+            if places is not None:
+                numbers = tuple(p for p in places if isinstance(p, int))
+                names = tuple(p for p in places if isinstance(p, str))
+                own |= {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
+        return {k: v for k, v in own.items() if v is not None}
+
     def applied_passes(self, *args, **kwargs) -> tuple[str, ...]:
         """Names of the passes that change the step, in their order.
 
