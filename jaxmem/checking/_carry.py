@@ -98,4 +98,12 @@ def _is_alike(value: Any, argument: Any) -> bool:
 
 def _kinds(value: Any) -> Any:
     leaves, tree = jax.tree.flatten(value)
-    return tree, [(x.shape, x.dtype) if jaxprs.is_array(x) else x for x in leaves]
+    return tree, list(map(_kind, leaves))
+
+
+def _kind(leaf: Any) -> Any:
+    """A Python number is an array after the first step, as a `TrainState`'s count."""
+    if jaxprs.is_array(leaf):
+        return leaf.shape, leaf.dtype
+    is_number = isinstance(leaf, bool | int | float | complex)
+    return ((), jax.dtypes.result_type(leaf)) if is_number else leaf

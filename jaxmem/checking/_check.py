@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxmem._checks import check_callable, check_int, check_places, wrong_type
-from jaxmem.checking._compare import Comparison
+from jaxmem.checking._compare import StepComparison
 from jaxmem.checking._guilty import guilty_passes, is_rewritable
 from jaxmem.checking._modules import FirstModule, first_module
 from jaxmem.checking._report import CheckReport, LeafDifference
@@ -42,8 +42,9 @@ def check(
     dtype at random, sums of n terms by sqrt(n) of them. How far these runs lie from the
     plain one is measured for each result and each step, by the largest difference, the
     root mean square, and the projection on the result; step and reference may differ by
-    twice the mean of a measure and 10.1 times its standard deviation (one in two
-    million, by Student's t). So a result that is ill-conditioned, as Adam's update
+    four times the mean of a measure (each may be off by it, and the step may round
+    twice where the reference rounds once) and 10.1 times its standard deviation (one in
+    two million, by Student's t). So a result that is ill-conditioned, as Adam's update
     where gradients are near zero, has the tolerance that is due to it, and no other
     one does. Integers, booleans and random keys must be equal, unless roundings change
     them in these runs, as they do quantized values. NaN and infinities must be at the
@@ -97,7 +98,7 @@ def check(
         static_argnums=static_argnums, static_argnames=static_argnames
     )
     _check_arrays(args, kwargs)
-    comparison = Comparison(reference, (args, kwargs), static, steps, asked)
+    comparison = StepComparison(reference, (args, kwargs), static, steps, asked)
     report = compared(step, comparison)
     if script is not None and not report.passed:
         report.write_script(script)
@@ -105,7 +106,7 @@ def check(
 
 
 def compared(
-    step: Callable, comparison: Comparison, notes: Sequence[str] = ()
+    step: Callable, comparison: StepComparison, notes: Sequence[str] = ()
 ) -> CheckReport:
     """The report of a step beside a comparison's reference."""
     reference, arguments = comparison.reference, comparison.arguments
@@ -131,7 +132,7 @@ def compared(
     )
 
 
-def _differs(comparison: Comparison) -> Callable[[Callable], bool]:
+def _differs(comparison: StepComparison) -> Callable[[Callable], bool]:
     def differs(step: Callable) -> bool:
         return any(leaf.ratio > 1 for leaf in comparison.differences(step))
 
@@ -140,7 +141,7 @@ def _differs(comparison: Comparison) -> Callable[[Callable], bool]:
 
 def _first_module(
     step: Callable,
-    comparison: Comparison,
+    comparison: StepComparison,
     leaves: Sequence[LeafDifference],
     worst: LeafDifference,
 ) -> FirstModule:
@@ -160,7 +161,7 @@ def _first_module(
     return found
 
 
-def _carried(comparison: Comparison) -> str:
+def _carried(comparison: StepComparison) -> str:
     carry = comparison.carry
     if not carry:
         return "nothing is fed back: one step was compared"

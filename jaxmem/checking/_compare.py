@@ -17,7 +17,7 @@ from jaxmem.checking._tolerance import RUNS, Distance, Tolerance, distance, tole
 
 
 @dataclass
-class Comparison:
+class StepComparison:
     """What a reference gives, and how far rounding moves it.
 
     Attributes:

@@ -132,7 +132,8 @@ class CheckReport(SavedResult):
 
     def _headline(self) -> str:
         steps = f"{self.steps} step{'s' if self.steps > 1 else ''}"
-        count = f"{len(self.leaves)} results, {steps}"
+        results = f"{len(self.leaves)} result{'s' if len(self.leaves) > 1 else ''}"
+        count = f"{results}, {steps}"
         if self.passed:
             return f"{self.name} agrees with {self.reference} on {self.device}: {count}"
         found = f"{len(self.different)} of {count}"

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem.checking._compare import Comparison
+from jaxmem.checking._compare import StepComparison
 from jaxmem.checking._guilty import is_rewritable
 from jaxmem.ir import jaxprs
 
@@ -65,11 +65,11 @@ class Reproduction:
     """A check that was made, and what it takes to make it again."""
 
     step: Callable
-    comparison: Comparison
+    comparison: StepComparison
 
     def __call__(self, path: str | PathLike[str]) -> None:
         file, of = Path(path), self.comparison
-        written = _Written(_bytes(of.arguments) <= MOST_BYTES)
+        written = _ScriptText(_bytes(of.arguments) <= MOST_BYTES)
         args, kwargs = map(written.expression, of.arguments)
         step = written.function("step", self.step)
         reference = written.function("reference", of.reference)
@@ -94,7 +94,7 @@ class Reproduction:
             np.savez(file.with_suffix(".npz"), **written.arrays)
 
 
-class _Written:
+class _ScriptText:
     """Expressions of values, with the modules and arrays that they need."""
 
     def __init__(self, saves: bool):

@@ -86,17 +86,19 @@ def tolerance(noise: Sequence[Distance], want: np.ndarray) -> Tolerance:
 
 
 def _interval(drawn: Sequence[float]) -> float:
-    """Step and reference are off by as much as a run is, each, in opposite ways."""
+    """What a measure may be, of what it is in the runs with noise."""
+    # Step and reference are off by as much as a run is, each, in opposite ways; and the
+    # step may round twice where the reference rounds once.
     mean = sum(drawn) / len(drawn)
     spread = sum((x - mean) ** 2 for x in drawn) / (len(drawn) - 1)
-    return 2 * mean + _INTERVAL * math.sqrt(spread)
+    return 4 * mean + _INTERVAL * math.sqrt(spread)
 
 
 def _roundoff(want: np.ndarray) -> float:
-    """A rounding of the largest element in the result's own dtype."""
+    """Two units in the last place of the largest element, in the result's dtype."""
     eps = _eps(want.dtype)
     values = np.abs(_wide(want))
-    return eps * float(values[np.isfinite(values)].max(initial=0)) if eps else 0.0
+    return 2 * eps * float(values[np.isfinite(values)].max(initial=0)) if eps else 0.0
 
 
 def _eps(dtype: np.dtype) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxmem.checking._check import compared
-from jaxmem.checking._compare import Comparison
+from jaxmem.checking._compare import StepComparison
 from jaxmem.checking._report import CheckReport
 from jaxmem.checking._room import is_out_of_memory, needed_bytes, room, slices
 from jaxmem.checking._runs import Arguments
@@ -79,18 +79,18 @@ def verify(
 
 def _that_fit(
     reference: Callable, arguments: Arguments, static: Sequence[int | str]
-) -> Iterator[tuple[str, Comparison]]:
+) -> Iterator[tuple[str, StepComparison]]:
     """(sentence, comparison) of the whole batch, then of ever smaller slices of it."""
     limit = room()
 
-    def fits(comparison: Comparison) -> bool:
+    def fits(comparison: StepComparison) -> bool:
         needed = needed_bytes(comparison.runner, comparison.arguments)
         return not limit or needed <= limit
 
-    whole = Comparison(reference, arguments, static, _STEPS)
+    whole = StepComparison(reference, arguments, static, _STEPS)
     if fits(whole):
         yield "", whole
     for size, examples, some in slices(reference, arguments, static):
-        part = Comparison(reference, some, static, _STEPS)
+        part = StepComparison(reference, some, static, _STEPS)
         if fits(part):
             yield f"on the first {size} examples of {examples}", part

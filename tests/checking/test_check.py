@@ -10,7 +10,7 @@ import pytest
 
 import jaxmem
 from jaxmem.checking._check import compared
-from jaxmem.checking._compare import Comparison
+from jaxmem.checking._compare import StepComparison
 from tests.checking import steps
 
 F32, BF16 = jnp.float32, jnp.bfloat16
@@ -20,7 +20,7 @@ F32, BF16 = jnp.float32, jnp.bfloat16
 def comparison(dtype, seed):
     """Of the right step, whose runs all tests share."""
     arguments = steps.arguments(dtype, seed)
-    return Comparison(steps.step, (arguments, {}), (), steps=2)
+    return StepComparison(steps.step, (arguments, {}), (), steps=2)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -34,13 +34,18 @@ def test_another_order_of_sums_agrees(step, dtype, seed):
         assert any(leaf.largest > 0 for leaf in report.leaves)
 
 
+# a factor of 1.001 is 1 in bfloat16
+FOUND = [(step, F32) for step in steps.WRONG] + [
+    (step, BF16)
+    for step in steps.WRONG
+    if step not in (steps.scaled_residual, steps.scaled_gradient)
+]
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("dtype", (F32, BF16))
-@pytest.mark.parametrize("step", steps.WRONG, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("step, dtype", FOUND)
 def test_a_wrong_step_is_found(step, dtype, seed):
     found = comparison(dtype, seed).differences(step)
-    if dtype == BF16 and step in (steps.scaled_residual, steps.scaled_gradient):
-        pytest.skip("1.001 is 1 in bfloat16")
     assert any(leaf.ratio > 1 for leaf in found)
 
 
