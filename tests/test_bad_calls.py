@@ -77,7 +77,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     AdamAState Advice ApolloState AuditFinding AuditReport FiraState GaLoreState
     GaLoreSumState BudgetError
     CheckReport Choice CompiledMeasure Finding Frontier Frozen Gradient KeptArrays
-    LeafDifference VerifyError drawn verify
+    LeafDifference StepComparison VerifyError compared drawn verify
     Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual

@@ -108,7 +108,13 @@ def check(
 def compared(
     step: Callable, comparison: StepComparison, notes: Sequence[str] = ()
 ) -> CheckReport:
-    """The report of a step beside a comparison's reference."""
+    """The report of a step beside a reference, which several steps may share.
+
+    Args:
+      step: the function to check.
+      comparison: the reference with its arguments.
+      notes: sentences for the report.
+    """
     reference, arguments = comparison.reference, comparison.arguments
     leaves = comparison.differences(step)
     found, guilty, why = FirstModule(), (), ""

@@ -7,8 +7,9 @@ roundings at random (`jaxmem.checking._noise`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,20 +41,40 @@ class Distance:
     nans: int = 0
 
 
+_PIECE = 2**16  # elements that are compared at once: large arrays stay in the cache
+
+
 def distance(got: np.ndarray, want: np.ndarray) -> Distance:
     """How far an array is from the reference."""
+    pairs = zip(_pieces(got), _pieces(want), strict=True)
+    sums = [_sums(a, b) for a, b in pairs]
+    if not sums:
+        return Distance(0.0, 0.0, 0.0)
+    largest = max(one[0] for one in sums)
+    square, product, own, apart, nans = np.sum([one[1:] for one in sums], axis=0)
+    along = float(abs(product) / math.sqrt(own.real)) if own else 0.0
+    rms = math.sqrt(square.real / got.size)
+    return Distance(largest, rms, along, int(apart.real), int(nans.real))
+
+
+def _sums(got: np.ndarray, want: np.ndarray) -> tuple[Any, ...]:
+    """(largest, sum of squares, product with the reference, its square, ...)."""
     a, b = _wide(got), _wide(want)
+    apart = nans = 0
     finite = np.isfinite(a) & np.isfinite(b)
-    nans = np.isnan(a) & np.isnan(b)
-    with np.errstate(invalid="ignore"):
-        apart = int(np.sum(~finite & ~nans & ~(a == b)))
-    a, b = (np.where(finite, x, 0).ravel() for x in (a, b))
-    d = np.abs(a - b)
-    length = math.sqrt(float(np.vdot(b, b).real))
-    along = abs(np.vdot(b, a - b)) / length if length else 0.0
-    rms = math.sqrt(float(np.mean(d * d))) if d.size else 0.0
-    largest = float(d.max(initial=0))
-    return Distance(largest, rms, float(along), apart, int(nans.sum()))
+    if not finite.all():
+        both = np.isnan(a) & np.isnan(b)
+        apart, nans = int(np.sum(~finite & ~both & (a != b))), int(both.sum())
+        a, b = np.where(finite, a, 0), np.where(finite, b, 0)
+    d = a - b
+    size = np.abs(d)
+    square, own = np.sum(size * size), np.sum(np.abs(b) ** 2)
+    return float(size.max()), square, np.sum(b.conj() * d), own, apart, nans
+
+
+def _pieces(x: np.ndarray) -> Iterator[np.ndarray]:
+    flat = x.ravel()
+    return (flat[i : i + _PIECE] for i in range(0, flat.size, _PIECE))
 
 
 @dataclass(frozen=True)
@@ -97,8 +118,14 @@ def _interval(drawn: Sequence[float]) -> float:
 def _roundoff(want: np.ndarray) -> float:
     """Two units in the last place of the largest element, in the result's dtype."""
     eps = _eps(want.dtype)
-    values = np.abs(_wide(want))
-    return 2 * eps * float(values[np.isfinite(values)].max(initial=0)) if eps else 0.0
+    if not eps:
+        return 0.0
+    tops = (np.abs(_wide(x)) for x in _pieces(want))
+    return 2 * eps * max((_finite_top(x) for x in tops), default=0.0)
+
+
+def _finite_top(x: np.ndarray) -> float:
+    return float(x[np.isfinite(x)].max(initial=0))
 
 
 def _eps(dtype: np.dtype) -> float:
