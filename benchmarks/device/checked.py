@@ -32,15 +32,19 @@ class Checks:
         carry = tuple(range(carried))
         return cls(StepComparison(plain, (made, {}), (), 2 if carried else 1, carry))
 
-    def row(self, step: Callable) -> dict[str, Any]:
-        """A column of a step's row; RuntimeError where a result differs."""
+    def row(self, step: Callable, exact: bool = True) -> dict[str, Any]:
+        """A column of a step's row; RuntimeError where a result differs.
+
+        Not `exact`: an op of the step states an error of its own, as the derivative of
+        gelu that is recovered from its output; the ratio is told, and may be above 1.
+        """
         try:
             report = compared(step, self.comparison)
         except jax.errors.JaxRuntimeError as error:
             if not on_device.out_of_memory(error):
                 raise
             return {"checked": "no room on this device"}
-        if not report.passed:
+        if exact and not report.passed:
             raise RuntimeError(str(report))
         return {"checked": max(leaf.ratio for leaf in report.leaves)}
 

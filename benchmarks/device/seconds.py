@@ -97,7 +97,9 @@ def compared(programs: dict[str, Made], small: bool) -> Rows:
     checks: dict[str, dict[str, Any]] = {}
     for model, names in _by_model(made).items():
         beside = Checks.beside(*plain_of(model, small))
-        checks |= {name: beside.row(made[name][0]) for name in names}
+        for name in names:
+            exact = "substitute" not in name
+            checks[name] = beside.row(made[name][0], exact)
     for name, (_, args, carried) in made.items():
         filled = on_device.possible(on_device.filled(args, on_device.WORDS))
         step = on_device.Step(compiled.pop(name), filled, carried)

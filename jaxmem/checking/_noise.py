@@ -9,8 +9,8 @@ last place after it is rounded. What sums n terms may be off by sqrt(n) unit rou
 whatever the order of the sum (Higham, Accuracy and Stability of Numerical Algorithms,
 2nd ed., sections 3.1 and 4.2, has n for the worst case; Higham and Mary, A new approach
 to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019, sqrt(n)): its
-result is moved by so much, and for sums that cancel each of its terms. Sums of narrow
-floats are made in float32.
+result is moved by so much, and for sums that cancel each of its terms. Products of
+narrow floats are summed in float32; other sums of them may be rounded at each term.
 
 The direction is a hash of the value and a seed: a value that is computed twice is moved
 alike, as its rounding would be. Zeros, infinities and small whole numbers stay, which
@@ -63,13 +63,15 @@ class Noise:
         if eqn.primitive.name in _PRODUCTS:
             units = max(units, self._of_products(eqn))
             return [self._wide(args[0], units), *args[1:]]
-        return [self._wide(x, units) for x in args]
+        return [self.moved(x, units) for x in args]
 
     def after(self, eqn, outs: list) -> list:
         """The results, off by a rounding."""
         if eqn.primitive.name in EXACT or _is_exact(eqn):
             return outs
-        return [self._result(x, terms(eqn)) for x in outs]
+        n = terms(eqn)
+        narrow = eqn.primitive.name in _PRODUCTS and _itemsize(outs[0]) < 4
+        return [self.moved(x, 1.0 if narrow else math.sqrt(n)) for x in outs]
 
     def inside_shards(self) -> "Noise":
         """The same with a seed that is known, as far as it is one."""
@@ -86,9 +88,6 @@ class Noise:
 
     def _wide(self, x, units: float):
         return self.moved(x, units) if _itemsize(x) >= 4 else x
-
-    def _result(self, x, n: int):
-        return self.moved(x, math.sqrt(n) if _itemsize(x) >= 4 else 1.0)
 
     def moved(self, x, units: float = 1.0):
         """`x` and or less so many unit roundoffs of it, by the bits of each element."""

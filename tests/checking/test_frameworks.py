@@ -1,6 +1,8 @@
 """Steps of all frameworks, in the form that their users write."""
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -8,6 +10,7 @@ from flax import nnx
 import jaxmem
 from tests.frameworks.forms import FORMS, MAIN, NNX, losses, mean_square
 
+BF16 = jnp.bfloat16
 pytestmark = pytest.mark.filterwarnings("ignore:no argument is donated")
 
 
@@ -38,7 +41,7 @@ def test_verify_of_an_nnx_step():
 def test_the_first_module_of_an_nnx_model():
     def wrong_loss(model, x):
         for i, layer in enumerate(model.layers):
-            x = x + (1.01 if i else 1.0) * jax.numpy.tanh(layer(x))
+            x = x + (1.01 if i else 1.0) * jnp.tanh(layer(x))
         return mean_square(x)
 
     def wrong(model, optimizer, x):
@@ -51,3 +54,21 @@ def test_the_first_module_of_an_nnx_model():
     assert any("layers[1].kernel" in name for name in names), names
     assert report.module == "", report.module  # the factor is in no module of its own
     assert np.isfinite([leaf.ratio for leaf in report.leaves]).all()
+
+
+class Residual(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        h = nn.LayerNorm(dtype=BF16)(x)
+        return x + nn.Dense(32, dtype=BF16)(nn.gelu(nn.Dense(64, dtype=BF16)(h)))
+
+
+def test_a_substituted_model_agrees():
+    def gradient(model):
+        mean = lambda p, x: jnp.mean(model.apply(p, x).astype(jnp.float32) ** 2)
+        return jax.value_and_grad(mean)
+
+    x = jax.random.normal(jax.random.key(0), (4, 32, 32)).astype(BF16)
+    params = Residual().init(jax.random.key(1), x)
+    lean = gradient(jaxmem.substitute(Residual()))
+    assert jaxmem.check(lean, gradient(Residual()), params, x, carry=())
