@@ -1,8 +1,9 @@
 """Values inside the modules of a trace, beside its results, with noise or without.
 
-A module is told by the name scopes of its equations. Of each module the products, nonlinear functions and sums are kept, a few of each
-primitive: a rewrite may move them, repeat them or leave them out, and does not rename
-them. In a scan the values of all iterations are stacked.
+A module is told by the name scopes of its equations. Of each module the products,
+nonlinear functions and sums are kept, a few of each primitive: a rewrite may move them,
+repeat them or leave them out, and does not rename them. In a scan the values of all
+iterations are stacked.
 """
 
 from collections.abc import Sequence
