@@ -12,6 +12,7 @@ PACKAGES = (
     "jaxmem",
     "jaxmem.accumulate",
     "jaxmem.auditing",
+    "jaxmem.checking",
     "jaxmem.demo",
     "jaxmem.freezing",
     "jaxmem.linting",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxmem import accumulate as accumulate
     from jaxmem import advising as advising
     from jaxmem import auditing as auditing
+    from jaxmem import checking as checking
     from jaxmem import demo as demo
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from jaxmem.accumulate import microbatch as microbatch
     from jaxmem.advising import advise as advise
     from jaxmem.auditing import audit as audit
+    from jaxmem.checking import check as check
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.linting import lint as lint
@@ -51,6 +53,7 @@ _HOME = {
     "advise": "jaxmem.advising",
     "audit": "jaxmem.auditing",
     "best_batch": "jaxmem.memory",
+    "check": "jaxmem.checking",
     "estimate": "jaxmem.memory",
     "ledger": "jaxmem.optim",
     "lint": "jaxmem.linting",
@@ -70,6 +73,7 @@ _SUBPACKAGES = (
     "accumulate",
     "advising",
     "auditing",
+    "checking",
     "demo",
     "freezing",
     "linting",

@@ -76,7 +76,8 @@ def test_the_call_itself_is_a_good_one(call, untyped):
 WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     AdamAState Advice ApolloState AuditFinding AuditReport FiraState GaLoreState
     GaLoreSumState BudgetError
-    Choice CompiledMeasure Finding Frontier Frozen Gradient KeptArrays
+    CheckReport Choice CompiledMeasure Finding Frontier Frozen Gradient KeptArrays
+    LeafDifference StepComparison VerifyError compared drawn verify
     Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual

@@ -46,13 +46,14 @@ ALLOWED = {
     },
     "planning": {"_remedies"},
     "auditing": {"chips", "frameworks", "ir", "memory", "pages"},
+    "checking": {"_module_path", "frameworks", "ir", "pages"},
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
         *("pages", "scheduling"),
     },
     "scheduling": {
-        *("_progress", "_bits", "auditing", "chips", "frameworks", "ir", "memory"),
-        *("pages", "planning"),
+        *("_progress", "_bits", "auditing", "checking", "chips", "frameworks"),
+        *("ir", "memory", "pages", "planning"),
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
@@ -66,7 +67,16 @@ ALLOWED = {
     },
     "cli": {
         *("_bytes", "_progress", "_remedies", "advising", "auditing"),
-        *("chips", "demo", "frameworks", "linting", "memory", "optim", "planning"),
+        *(
+            "checking",
+            "chips",
+            "demo",
+            "frameworks",
+            "linting",
+            "memory",
+            "optim",
+            "planning",
+        ),
         "scheduling",
     },
 }
@@ -160,7 +170,16 @@ def test_a_class_name_stands_for_one_thing():
 
 def _exported():
     parts = (
-        *("accumulate", "freezing", "linting", "memory", "nn", "ops", "optim"),
+        *(
+            "accumulate",
+            "checking",
+            "freezing",
+            "linting",
+            "memory",
+            "nn",
+            "ops",
+            "optim",
+        ),
         *("planning", "scheduling"),
     )
     for package in ("jaxmem", *(f"jaxmem.{part}" for part in parts)):

@@ -6,6 +6,7 @@ from jaxmem.cli._app import app as app
 from jaxmem.cli._app import main as main
 from jaxmem.cli._app import register
 from jaxmem.cli._audit import audit
+from jaxmem.cli._check import check
 from jaxmem.cli._demo import demo
 from jaxmem.cli._estimate import estimate
 from jaxmem.cli._layout import layout
@@ -24,6 +25,7 @@ register(plan, "plan")
 register(advise, "advise")
 register(lint, "lint")
 register(audit, "audit")
+register(check, "check")
 register(ledger, "ledger")
 register(targets, "targets")
 register(demo, "demo")

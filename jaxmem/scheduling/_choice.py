@@ -30,12 +30,15 @@ class Choice:
       unchanged: whether the step is left as it was given, whatever the others say.
       compared: whether a compiler compares the step with the one given; else nothing is
         done but what the step's graph shows to gain clearly.
+      without: names of passes that are switched off, to find the one at fault; no part
+        of what a plan keeps.
     """
 
     target: Chip = "cpu"
     configs: tuple[Any, ...] = ()
     unchanged: bool = False
     compared: bool = True
+    without: tuple[str, ...] = ()
 
     def __post_init__(self):
         by_name = {config.name: config for config in self.configs}

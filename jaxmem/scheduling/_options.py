@@ -43,3 +43,4 @@ class Options:
     search_seconds: float | None = None
     tile: bool = False
     cache: bool = True
+    verify: bool = False

@@ -79,6 +79,11 @@ _IN_PARTS = (MicroBatches, VocabularyTiles, Tiles)
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
 
+def name_of(one: Pass) -> str:
+    """By which a pass is switched off."""
+    return type(one).__name__
+
+
 @dataclass(frozen=True)
 class Record:
     # the level as each pass was given it, by the class of its configuration
@@ -155,6 +160,12 @@ class Rewritten:
     def notes(self) -> tuple[str, ...]:
         left = (note for record in self.records for note in record.notes)
         return (*self.description.notes, *left)
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """Names of the passes that have changed anything, in their order."""
+        done = {one for record in self.records for one, _ in record.rewrites}
+        return tuple(name_of(one) for one in PASSES if one in done)
 
     def did(self, config: type) -> bool:
         """Whether the pass with configurations of this class has changed anything."""
@@ -265,6 +276,8 @@ def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:
     for one in run.passes:
         config = run.choice.get(one.config)
         entered[one.config] = level
+        if name_of(one) in run.choice.without:
+            continue
         make = partial(_run, one, level, config)
         level, done, left = run.known.get((one.config, config), (level,), make)
         rewrites += ((one, rewrite) for rewrite in done)

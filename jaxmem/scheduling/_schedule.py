@@ -37,6 +37,7 @@ def schedule(
     search_seconds: float | None = None,
     cache: bool = True,
     progress: bool = True,
+    verify: bool = False,
 ) -> Scheduled:
     """A function transformation like `jax.jit` that makes a train step take less.
 
@@ -117,6 +118,14 @@ def schedule(
         `estimate` has compiled, and a search that others wait for is made once.
       progress: show a progress bar during the search, with the best so far, where the
         output is a terminal.
+      verify: at the first call with arrays, and again where their shapes are others,
+        `jaxmem.check` runs both the scheduled step and the step as it was given, on
+        copies, and the call fails where a result differs by more than rounding does.
+        That takes about ten times the step's own time and its compile once more, with
+        its intermediate values off by roundings. Where the device has not the room for
+        the step as it was given, both are run on a slice of the batch, which a log line
+        tells; where there is no batch to slice, a warning says that nothing was
+        verified. Inside another `jax.jit` nothing is.
 
     Returns:
       A `Scheduled` step: call it, give it to `jaxmem.estimate` or another `jax.jit`,
@@ -129,6 +138,8 @@ def schedule(
         budget that no choice reaches (`BudgetError`, which names the least and who
         holds it).
       TimeoutError: nothing that fits was found in `search_seconds`.
+      VerifyError: with `verify`, at a call: a result differs. It names the result, the
+        module and the pass, and has the report.
       RuntimeError: this installation cannot compile for the target, or XLA makes of
         every choice what takes slices of the host's arrays from wrong places
         (`jaxmem.estimate` tells which).
@@ -148,6 +159,7 @@ def schedule(
     check_bool("tile", tile)
     check_bool("cache", cache)
     check_bool("progress", progress)
+    check_bool("verify", verify)
     compiler_options = check_options("compiler_options", compiler_options)
     donate = check_places(
         donate_argnums=donate_argnums, donate_argnames=donate_argnames
@@ -172,5 +184,6 @@ def schedule(
         )
     how = {"offload": offload, "compiler_options": compiler_options}
     how |= {"search_seconds": search_seconds, "tile": tile, "cache": cache}
+    how |= {"verify": verify}
     options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)

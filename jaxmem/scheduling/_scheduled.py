@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ import jax
 
 from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
+from jaxmem.checking import verify
 from jaxmem.chips import get_target, traced_for
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
@@ -71,6 +72,8 @@ class Scheduled:
         self._sharded: dict[str, SearchResult] = {}
         self._places: dict[Any, Shardings] = {}
         self._warned = options.donate is not None
+        self._settled: SearchResult | None = None
+        self._verified: set[Any] = set()
 
     def __get__(self, obj, objtype=None):
         """As a method of a class: the object comes first."""
@@ -82,6 +85,8 @@ class Scheduled:
         Under `jax.disable_jit()` the step as it was given runs, operation by operation.
         """
         without_jit = jax.config.jax_disable_jit  # pyright: ignore
+        if self._options.verify and not without_jit:
+            self._verify(args, kwargs)
         with self._open(args, kwargs) as call:
             self._warn(call)
             call.check_donated(self.__wrapped__)
@@ -230,6 +235,62 @@ class Scheduled:
             return self._options.compiler_options
         return call.own.compiler_options
 
+    def options(self) -> dict[str, Any]:
+        """What `schedule` was called with beside the step, for who writes the call."""
+        given = self._options
+        own = {"budget": given.budget, "target": given.target, "clip": given.clip}
+        own |= {"offload": given.offload, "tile": given.tile}
+        for kind, places in (("donate", given.donate), ("static", given.static)):
+            if places is not None:
+                numbers = tuple(p for p in places if isinstance(p, int))
+                names = tuple(p for p in places if isinstance(p, str))
+                own |= {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
+        return {k: v for k, v in own.items() if v is not None}
+
+    def applied_passes(self, *args, **kwargs) -> tuple[str, ...]:
+        """Names of the passes that change the step, in their order.
+
+        Args:
+          *args: as for the step.
+          **kwargs: as for the step.
+        """
+        choice = self.find(args, kwargs).choice
+        return self.rewritten(choice, *args, **kwargs).applied
+
+    def settled(self, *args, without: Sequence[str] = (), **kwargs) -> "Scheduled":
+        """The same step with the choice that is found for these arguments.
+
+        It is not searched for again, whatever the step is called with.
+
+        Args:
+          *args: as for the step.
+          without: names of passes to switch off.
+          **kwargs: as for the step.
+        """
+        found = self.find(args, kwargs)
+        choice = replace(found.choice, without=tuple(without))
+        made = Scheduled(self.__wrapped__, replace(self._options, verify=False))
+        made._warned = True
+        made._settled = replace(found, choice=choice, rewritten=None)
+        if not without:
+            made._jitted = self._jitted  # what is compiled is compiled once
+        return made
+
+    def _verify(self, args, kwargs) -> None:
+        """Once for each shape of the arguments: the results are those of the step."""
+        with self._open(args, kwargs) as call:
+            known = call.inside or call.signature in self._verified
+            mark = call.signature
+        if not known:
+            verify(
+                self.settled(*args, **kwargs),
+                self.__wrapped__,
+                args,
+                kwargs,
+                self._options.static,
+            )
+            self._verified.add(mark)
+
     def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
         with self._open(args, kwargs) as call:
             return self._rewrite(self._abstract(call), choice)[0]
@@ -326,6 +387,8 @@ class Scheduled:
         return call.inside and self._options.donate is None and not call.form.donated
 
     def _find(self, call: Call) -> SearchResult:
+        if self._settled is not None:
+            return self._settled
         if self._options.target is None and self._options.plan is None:
             return SearchResult(NO_CHOICE)
         return self._found.get(call.signature, partial(self._look, call))

@@ -41,6 +41,7 @@ PLACES = {
     "static_argnames": (*NAMES, "z"),
 }
 BATCH = ones((4, 3))
+ARRAYS = ones((3, 3)), BATCH
 GIB = "1GiB"
 
 
@@ -74,7 +75,7 @@ CALLS = [
         "static_argnums": NUMBERS, "static_argnames": NAMES, "clip": WORD,
         "offload": (*FLAG, True), "tile": FLAG,
         "plan": ({}, 3, "plan.json", scheduling.Plan),
-        "compiler_options": OPTIONS, "progress": FLAG,
+        "compiler_options": OPTIONS, "progress": FLAG, "verify": FLAG,
     }),
     Call("Scheduled.plan", lambda **kw: jaxmem.schedule(step).plan(W, X, **kw), {},
         {"target": TARGET}),
@@ -98,6 +99,12 @@ CALLS = [
     Call("audit", lambda step, **kw: jaxmem.audit(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
     }),
+    Call("check", lambda step, **kw: jaxmem.check(step, step, *ARRAYS, **kw),
+        {"step": step}, {
+            "step": FUNCTION, "steps": (None, *COUNT), "carry": (*NUMBERS[:2], "w"),
+            "static_argnums": PLACES["static_argnums"],
+            "static_argnames": PLACES["static_argnames"],
+        }, unchecked=True),
     Call("advise", lambda fn, **kw: jaxmem.advise(fn, W, X, **kw),
         {"fn": step, "budget": GIB}, {
             "fn": FUNCTION, "target": TARGET, "budget": (*BYTES, 0), **PLACES,

@@ -22,7 +22,7 @@ from tests.cli.invoking import invoke
 
 GIB = 2**30
 COMMANDS = [
-    *"estimate residuals max-batch plan advise lint audit".split(),
+    *"estimate residuals max-batch plan advise lint audit check".split(),
     *"ledger targets demo layout".split(),
 ]
 BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
@@ -150,6 +150,16 @@ CASES = [
     ("audit user_steps:step --static weights", 2, "'weights'"),
     ("audit user_steps:step --timeout inf", 2, "no number of seconds"),
     ("audit user_steps:not_traceable", 3, "cannot be traced"),
+    ("check user_steps:step user_steps:step", 0, "step agrees with step on cpu"),
+    ("check user_steps:gradient user_steps:gradient", 0, "1 result, 3 steps"),
+    ("check user_steps:plain user_steps:wrong --steps 1", 1, "wrong on cpu: 1 of 1"),
+    ("check user_steps:step user_steps:not_a_function", 2, "no function"),
+    ("check user_steps:step user_steps:step --steps 0", 2, "--steps"),
+    ("check user_steps:step user_steps:step --args nothing", 2, "no function"),
+    ("check user_steps:sized_step user_steps:step --batch 0", 2, "--batch"),
+    ("check user_steps:step user_steps:step --static weights", 2, "'weights'"),
+    ("check user_steps:step user_steps:step --script script.txt", 2, ".py"),
+    ("check user_steps:not_traceable user_steps:step", 3, "TracerBool"),
     ("ledger user_steps:params_and_tx", 0, "moments"),
     ("ledger user_steps:tx --args params --max 1MiB", 0, "within --max: a device"),
     ("ledger user_linen:step", 0, "ScaleByAdamState.mu"),
@@ -250,8 +260,9 @@ def _options():
 
 
 OPTIONS = list(_options())
-WRITTEN = "--json --html --plot --output --out".split()
+WRITTEN = "--json --html --plot --output --out --script".split()
 REQUIRED = {"targets": "", "demo": "", "layout": "missing.csv"}
+REQUIRED["check"] = "user_broken:step user_broken:step"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +275,7 @@ def test_every_option_that_takes_a_value_has_one_that_is_refused(name, option):
 
 @pytest.mark.parametrize("name, option", [o[:2] for o in OPTIONS if o[1] in WRITTEN])
 def test_what_cannot_be_written_is_refused_before_any_work(steps, name, option):
-    suffix = {"--html": ".html", "--plot": ".png"}.get(option, "")
+    suffix = {"--html": ".html", "--plot": ".png", "--script": ".py"}.get(option, "")
     (steps / f"folder{suffix}").mkdir()
     (steps / "file").touch()
     words = [name, *REQUIRED.get(name, "user_broken:step").split(), option]
