@@ -45,13 +45,14 @@ ALLOWED = {
         *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
     },
     "planning": {"_remedies"},
-    "auditing": {"chips", "frameworks", "memory", "pages"},
+    "faults": {"ir", "memory"},
+    "auditing": {"chips", "faults", "frameworks", "memory", "pages"},
     "linting": {
-        *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
-        *("pages", "scheduling"),
+        *("_bytes", "_module_path", "auditing", "chips", "faults", "frameworks"),
+        *("ir", "memory", "pages", "scheduling"),
     },
     "scheduling": {
-        *("_progress", "_bits", "chips", "frameworks", "ir", "memory"),
+        *("_progress", "_bits", "chips", "faults", "frameworks", "ir", "memory"),
         *("pages", "planning"),
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},

@@ -13,6 +13,7 @@ import jax
 from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
 from jaxmem.chips import get_target, traced_for
+from jaxmem.faults import WHAT_IS_DONE, has_sums_apart, with_sums_apart
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
@@ -167,6 +168,8 @@ class Scheduled:
         notes = [] if call.form.donated else [undonated(call.args)]
         notes += notes_of(rewritten, found.choice.unchanged)
         notes += self._unknown_shards(rewritten.jaxpr, call)
+        if has_sums_apart(rewritten.written_out, self._given(call)):
+            notes.append(WHAT_IS_DONE)
         aliases = self._aliases(rewritten.jaxpr, call)
         notes = (*found.notes, *notes)
         spreads = self._spreads(rewritten.jaxpr, call)
@@ -285,7 +288,8 @@ class Scheduled:
         if not ordered:
             return found
         closed = with_results_placed(found.jaxpr, traced.outs)
-        return replace(found, jaxpr=with_hidden_indices(closed))
+        closed = with_sums_apart(with_hidden_indices(closed), given)
+        return replace(found, jaxpr=closed)
 
     def _given(self, call: Call) -> tuple[Any, ...]:
         """The shardings of the arguments."""
