@@ -12,7 +12,4 @@ from jaxmem.faults.sums_apart import has_sums_apart as has_sums_apart
 from jaxmem.faults.sums_apart import with_sums_apart as with_sums_apart
 from jaxmem.faults.table import FAULTS as FAULTS
 from jaxmem.faults.table import of_error as of_error
-from jaxmem.faults.versions import installed as installed
-from jaxmem.faults.versions import newest as newest
 from jaxmem.faults.versions import standing as standing
-from jaxmem.faults.versions import written as written

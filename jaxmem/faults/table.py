@@ -86,8 +86,8 @@ FAULTS = (
         consequence="wrong values",
         what="one fusion updates two arrays in place that share a buffer, as where "
         "pieces with margins are put together on 4 devices",
-        way_round="compute the two apart, with jax.lax.optimization_barrier on the "
-        "input of one",
+        way_round="treat the pieces as one array, reshaped to an axis of pieces, in "
+        "place of joining them (a barrier between the two does not help)",
         options=_without("priority-fusion"),
         elsewhere="two_outputs",
     ),

@@ -14,6 +14,7 @@ def lone_scatters(program: TracedProgram) -> Iterator[tuple[Any, str]]:
     eqns = [
         eqn
         for level in levels(program.closed)
+        if level.eqn is None or called(level.eqn) is not None
         for eqn in level.graph.eqns
         if eqn.primitive.name not in _BESIDE and called(eqn) is None
     ]

@@ -22,7 +22,7 @@ def read_in_loops(program: TracedProgram) -> Iterator[tuple[Any, str]]:
     for i, eqn in enumerate(top.graph.eqns):
         if eqn.primitive.name not in LOOPS:
             continue
-        for v in filter(is_var, dict.fromkeys(eqn.invars)):
+        for v in dict.fromkeys(filter(is_var, eqn.invars)):
             if v in of_donated - donated and _becomes_result(top, v, i):
                 yield (
                     eqn,

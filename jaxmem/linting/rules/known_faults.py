@@ -7,7 +7,7 @@ from typing import Any
 from jaxmem import faults
 from jaxmem.auditing import audit_texts
 from jaxmem.chips import get_target
-from jaxmem.faults import FAULTS, KnownFault, TracedProgram
+from jaxmem.faults import FAULTS, KnownFault, TracedProgram, versions
 from jaxmem.linting._subject import Finding, Subject, levels, place
 from jaxmem.memory.buffers import parse_hlo
 
@@ -31,9 +31,9 @@ def known_faults(subject: Subject) -> Iterator[Finding]:
 
 def not_looked_at(subject: Subject) -> Iterator[str]:
     """A sentence for what the table does not know of this version of jax."""
-    version = faults.installed()
-    written = faults.written(version)
-    if version > faults.newest(FAULTS):
+    version = versions.installed()
+    written = versions.written(version)
+    if version > versions.newest(FAULTS):
         yield f"known faults: jax {written} was not looked at yet"
         return
     unknown = list(_standing("not looked at yet", subject))
@@ -69,7 +69,7 @@ def _platforms(subject: Subject) -> tuple[str, ...]:
 def _standing(standing: str, subject: Subject) -> Iterator[KnownFault]:
     """The rows of which the table says this, on a platform that is meant."""
     for fault in FAULTS:
-        told = (faults.standing(fault, p) for p in _platforms(subject))
+        told = (versions.standing(fault, p) for p in _platforms(subject))
         if standing in told:
             yield fault
 
