@@ -24,20 +24,20 @@ WHAT_IS_DONE = (
 )
 
 
-def with_sums_apart(closed, shardings: Iterable[Any] = ()):
+def with_sums_apart(closed, spread: bool):
     """The jaxpr with such sums in the other form; itself where there are none.
 
     Args:
       closed: the jaxpr of a step.
-      shardings: of its arguments: on one device nothing is lost.
+      spread: whether it may run on several devices: on one nothing is lost.
     """
-    scatters = _lost(closed, shardings)
+    scatters = _lost(closed, spread)
     return _apart(closed, scatters) if scatters else closed
 
 
-def has_sums_apart(closed, shardings: Iterable[Any] = ()) -> bool:
+def has_sums_apart(closed, spread: bool) -> bool:
     """Whether `with_sums_apart` changes a step."""
-    return bool(_lost(closed, shardings))
+    return bool(_lost(closed, spread))
 
 
 def devices_of(shardings: Iterable[Any]) -> int:
@@ -46,10 +46,10 @@ def devices_of(shardings: Iterable[Any]) -> int:
     return max((m.size for m in meshes if m is not None), default=1)
 
 
-def _lost(closed, shardings: Iterable[Any]) -> dict[int, bool]:
+def _lost(closed, spread: bool) -> dict[int, bool]:
     """The scatters, by identity, and whether the step adds them into the sum itself."""
     hit = (standing(SUMS_OF_TABLES, p) == "affected" for p in SUMS_OF_TABLES.platforms)
-    if devices_of(shardings) == 1 or not any(hit):
+    if not spread or not any(hit):
         return {}
     return {id(eqn): direct for eqn, direct in loops_of_tables(closed)}
 
