@@ -57,9 +57,16 @@ def _results(eqn, ins: list[Marks]) -> tuple[list[Marks], list[tuple[Any, str]]]
     elif eqn.primitive.name == "while":
         n = eqn.params["cond_nconsts"]
         found = _walk(eqn.params["body_jaxpr"], ins[n:])[1]
-    if eqn.primitive.name in LOOPS:
+    if eqn.primitive.name in LOOPS or _is_search(eqn):
         together |= {_LOOP}
     return [together] * len(eqn.outvars), found
+
+
+def _is_search(eqn) -> bool:
+    """Whether it becomes a loop when it is lowered, as searchsorted does by default."""
+    # jax 0.12 has a primitive of it
+    is_search = eqn.primitive.name == "SearchSorted"
+    return is_search and str(eqn.params["method"]) == "scan"
 
 
 def _scanned(eqn, ins: list[Marks]) -> list[Marks]:
