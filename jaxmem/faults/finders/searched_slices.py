@@ -64,9 +64,9 @@ def _results(eqn, ins: list[Marks]) -> tuple[list[Marks], list[tuple[Any, str]]]
 
 def _is_search(eqn) -> bool:
     """Whether it becomes a loop when it is lowered, as searchsorted does by default."""
-    # jax 0.12 has a primitive of it
-    is_search = eqn.primitive.name == "SearchSorted"
-    return is_search and str(eqn.params["method"]) == "scan"
+    # jax 0.12 traces it as one operation
+    name, how = _compat.operation(eqn)
+    return name == "SearchSorted" and how["method"] == "scan"
 
 
 def _scanned(eqn, ins: list[Marks]) -> list[Marks]:
