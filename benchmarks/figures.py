@@ -15,6 +15,7 @@ import sys
 from benchmarks import (
     _figures_advice,
     _figures_devices,
+    _figures_faults,
     _figures_headlines,
     _figures_optimizers,
     _figures_readme,
@@ -32,6 +33,7 @@ from benchmarks._figures_of import FIGURES, ROOT
 MODULES = (
     _figures_advice,
     _figures_devices,
+    _figures_faults,
     _figures_headlines,
     _figures_optimizers,
     _figures_readme,

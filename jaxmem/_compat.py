@@ -200,6 +200,17 @@ def is_own_line(eqn) -> bool:
     return innermost is not None and innermost.file_name.startswith(OWN)
 
 
+def operation(eqn) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters of an equation, or of what it has been made of.
+
+    jax 0.12 traces some functions as one operation, of which it makes others late.
+    """
+    whole = eqn.params.get("_prim")
+    if eqn.primitive.name != "call_hi_primitive" or whole is None:
+        return eqn.primitive.name, eqn.params
+    return type(whole).__name__, whole.params
+
+
 def name_stack(eqn) -> str:
     """The name scopes (module path) of `eqn`."""
     return str(eqn.source_info.name_stack)

@@ -397,3 +397,13 @@ def test_what_a_checkpoint_recomputes_has_its_name_scope():
     step = jax.grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))))
     text = jax.jit(step).lower(jnp.float32(1)).as_text(debug_info=True)
     assert f"/{_compat.RECOMPUTED}/sin" in text
+
+
+def test_operations_by_their_names():
+    closed = jax.make_jaxpr(jnp.searchsorted)(jnp.arange(9.0), jnp.ones(1))
+    body = closed.eqns[0].params["jaxpr"]
+    names = {_compat.operation(eqn)[0] for eqn in body.eqns}
+    # older versions trace what it is made of
+    assert (names == {"SearchSorted"}) == (jax.__version_info__ >= (0, 12))
+    (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
+    assert _compat.operation(eqn) == ("sin", eqn.params)

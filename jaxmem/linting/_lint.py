@@ -7,11 +7,13 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._checks import check_callable, check_float, check_places
-from jaxmem.chips import Target, get_target
+from jaxmem.chips import Target, get_target, traced_for
 from jaxmem.frameworks import pure_call
 from jaxmem.linting._report import LintReport, merged
 from jaxmem.linting._subject import Subject, levels
 from jaxmem.linting.rules import RULES
+from jaxmem.linting.rules.known_faults import is_known, not_looked_at, telling
+from jaxmem.memory import CompileError
 from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
 
 Places = int | Sequence[int]
@@ -52,7 +54,9 @@ def lint(
       than that of the examples;
     - *misread from the host*: a scan that goes backwards through arrays in the host's
       memory, as over offloaded residuals, on versions of jax where GPUs read it
-      forwards (with `target`, any slice of the host's that goes wrong).
+      forwards (with `target`, any slice of the host's that goes wrong);
+    - *known fault*: what this version of jax is known to get wrong, on `target` or else
+      on any platform, with the address of the report.
 
     Bytes are those of the arrays as traced, on all devices together: a compiler may
     fuse some of them away. Findings under a kibibyte are left out, and so is what ops
@@ -96,22 +100,31 @@ def lint(
         static_argnums=static_argnums, static_argnames=static_argnames
     )
     chip = None if target is None else get_target(target)
-    with pure_call(step, args, kwargs, donate or None, static) as pure:
+    own = step, args, kwargs, donate or None, static
+    with telling(), traced_for(chip), pure_call(*own) as pure:
         call = flatten_call(step, pure)
         jitted = flat_function(lambda: step, call)
         traced = trace(jitted, call)
-        compiled = None
+        compiled, failed = None, ""
         if chip is not None:
-            compiled = compile_program(jitted, traced, call, chip, timeout)
+            try:
+                compiled = compile_program(jitted, traced, call, chip, timeout)
+            except CompileError as error:
+                failed = str(error)
+                if not is_known(failed):
+                    raise
     leaves = tuple(jax.tree.leaves((pure.args, pure.kwargs)))
     live = _compat.without_dead_code(traced.jaxpr)
-    subject = Subject(call, leaves, traced.jaxpr, live, compiled)
+    name = None if chip is None else chip.name
+    subject = Subject(call, leaves, traced.jaxpr, live, compiled, name, failed)
     findings = [finding for rule in RULES for finding in rule(subject)]
     skipped = []
     if compiled is None:
-        skipped.append("no target: whether a recomputation was undone is not known")
+        why = "it was not compiled" if failed else "no target"
+        skipped.append(f"{why}: whether a recomputation was undone is not known")
     if not _has_backward(subject):
         skipped.append("no backward pass in the step: give lint the step that has it")
+    skipped += not_looked_at(subject)
     return LintReport(call.name, merged(findings), tuple(skipped))
 
 

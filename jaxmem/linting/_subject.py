@@ -28,6 +28,8 @@ class Subject:
     closed: Any  # the jaxpr as it was traced
     live: Any  # the same without dead code
     compiled: CompiledProgram | None = None  # the program, if a target was named
+    target: str | None = None  # its name
+    error: str = ""  # that the compiler ended in
 
 
 @dataclass(frozen=True)

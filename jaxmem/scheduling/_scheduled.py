@@ -14,6 +14,7 @@ from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
 from jaxmem.checking import verify
 from jaxmem.chips import get_target, traced_for
+from jaxmem.faults import WHAT_IS_DONE, devices_of, has_sums_apart, with_sums_apart
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
@@ -172,6 +173,9 @@ class Scheduled:
         notes = [] if call.form.donated else [undonated(call.args)]
         notes += notes_of(rewritten, found.choice.unchanged)
         notes += self._unknown_shards(rewritten.jaxpr, call)
+        spread = call.inside or devices_of(self._given(call)) > 1
+        if has_sums_apart(rewritten.written_out, spread):
+            notes.append(WHAT_IS_DONE)
         aliases = self._aliases(rewritten.jaxpr, call)
         notes = (*found.notes, *notes)
         spreads = self._spreads(rewritten.jaxpr, call)
@@ -346,7 +350,10 @@ class Scheduled:
         if not ordered:
             return found
         closed = with_results_placed(found.jaxpr, traced.outs)
-        return replace(found, jaxpr=with_hidden_indices(closed))
+        # in another function nobody knows where arguments are
+        spread = call.inside or devices_of(given) > 1
+        closed = with_sums_apart(with_hidden_indices(closed), spread)
+        return replace(found, jaxpr=closed)
 
     def _given(self, call: Call) -> tuple[Any, ...]:
         """The shardings of the arguments."""

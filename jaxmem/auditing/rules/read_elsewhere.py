@@ -15,7 +15,8 @@ _MOVES = frozenset("dynamic-slice slice gather reverse transpose pad".split())
 _UPDATES = ("dynamic-update-slice", "scatter")
 _REPORT = "https://github.com/openxla/xla/issues/49176"
 _WAY_ROUND = (
-    "take the slice before the update, with jax.lax.optimization_barrier around it"
+    "join the rows with jnp.concatenate in place of the update, or compile with "
+    "compiler_options={'xla_disable_hlo_passes': 'algsimp'}"
 )
 
 

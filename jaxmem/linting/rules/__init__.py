@@ -5,6 +5,7 @@ A rule is a function of a `Subject` that yields `Finding`s.
 
 from jaxmem.linting.rules.donations import donated_twice, donation_not_used, not_donated
 from jaxmem.linting.rules.kept import dropout_mask, wide_copy
+from jaxmem.linting.rules.known_faults import known_faults
 from jaxmem.linting.rules.lost_batch_axis import lost_batch_axis
 from jaxmem.linting.rules.misread_slices import misread_from_host
 from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatched_name
@@ -31,4 +32,5 @@ RULES = (
     dropout_mask,
     lost_batch_axis,
     misread_from_host,
+    known_faults,
 )

@@ -1,0 +1,1 @@
+"""The finders, a kind of fault a file."""

@@ -1,0 +1,26 @@
+"""A scatter that is a program of its own, as eager differentiation makes it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxmem.faults.program import TracedProgram, levels
+from jaxmem.ir.jaxprs import called
+
+_BESIDE = frozenset("broadcast_in_dim copy".split())
+
+
+def lone_scatters(program: TracedProgram) -> Iterator[tuple[Any, str]]:
+    """Finds a program that is one scatter-add, along an axis behind the first."""
+    eqns = [
+        eqn
+        for level in levels(program.closed)
+        if level.eqn is None or called(level.eqn) is not None
+        for eqn in level.graph.eqns
+        if eqn.primitive.name not in _BESIDE and called(eqn) is None
+    ]
+    if [eqn.primitive.name for eqn in eqns] != ["scatter-add"]:
+        return
+    (eqn,) = eqns
+    axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    if axes and min(axes) > 0:
+        yield eqn, "a scatter-add compiled by itself, whose result lacks rows"

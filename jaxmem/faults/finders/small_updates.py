@@ -1,0 +1,49 @@
+"""Small updates of a large array in a loop, as stacks of numbers are written."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.faults.program import ProgramLevel, TracedProgram, levels
+from jaxmem.ir.scans import LOOPS, size_of, ys_of
+
+# Bytes of an update; the report has 256 on one kind of CPU and some 470 on another.
+_SMALL = 480
+_LEAST = 2**16  # bytes of an array that is seen to be written whole
+# name -> the operand that is written
+_UPDATES = {"dynamic_update_slice": 1, "scatter": 2}
+
+
+def small_updates(program: TracedProgram) -> Iterator[tuple[Any, str]]:
+    """Finds updates of few bytes, in loops, of arrays that the loops carry or stack."""
+    for level in levels(program.closed):
+        for eqn in level.graph.eqns:
+            if eqn.primitive.name == "scan":
+                yield from _stacked(eqn)
+            elif eqn.primitive.name in _UPDATES and _is_carried(level, eqn):
+                update = eqn.invars[_UPDATES[eqn.primitive.name]]
+                yield from _small(eqn, eqn.outvars[0], size_of(update))
+
+
+def _stacked(eqn) -> Iterator[tuple[Any, str]]:
+    for stack in ys_of(eqn):
+        yield from _small(eqn, stack, size_of(stack) // max(1, eqn.params["length"]))
+
+
+def _small(eqn, array, update: int) -> Iterator[tuple[Any, str]]:
+    if 0 < update < _SMALL and size_of(array) >= _LEAST:
+        yield (
+            eqn,
+            f"a loop writes {update} bytes in each iteration into an array of "
+            f"{size_of(array):,} bytes, which is written whole each time",
+        )
+
+
+def _is_carried(level: ProgramLevel, eqn) -> bool:
+    around = level.eqn
+    if around is None or around.primitive.name not in LOOPS:
+        return False
+    start = 0
+    if around.primitive.name == "scan":
+        start = _compat.scan_counts(around)[0]
+    return level.root(eqn.invars[0]) in level.graph.arguments[start:]

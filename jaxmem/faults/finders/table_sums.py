@@ -1,0 +1,128 @@
+"""A table's gradient, added up in a loop, of which devices have a part each.
+
+The partitioner has each device add its rows into a table of zeros, but for one device,
+which adds them into the sum so far; then all add up their tables. XLA's pass
+`while-loop-all-reduce-code-motion` moves that behind the loop, and leaves the zeros in
+it: what the other devices have added in earlier iterations is lost.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxmem.faults.finders.reading import reaches, starts_at
+from jaxmem.faults.program import ProgramLevel, TracedProgram, levels
+from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.scans import LOOPS, carried_aliases
+from jaxmem.memory.buffers import KINDS, Hlo, Instruction
+
+_ADDS = ("add", "add_any")
+_ZEROS = ("broadcast_in_dim", "full_like", "convert_element_type")
+
+
+def sums_of_tables(program: TracedProgram) -> Iterator[tuple[Any, str]]:
+    """Finds sums, carried by a loop, to which the rows of a scatter are added."""
+    if program.devices > 1:
+        yield from ((eqn, _what(eqn)) for eqn, _ in loops_of_tables(program.closed))
+
+
+def loops_of_tables(closed) -> Iterator[tuple[Any, bool]]:
+    """The scatters that XLA adds right into what a loop carries, outside of shard_maps.
+
+    Each with whether the step itself adds it so; else it adds a table of its own.
+    """
+    for level in levels(closed):
+        is_loop = level.eqn is not None and level.eqn.primitive.name in LOOPS
+        if is_loop and not _in_shard_map(level):
+            yield from _added_tables(level)
+
+
+def _added_tables(level: ProgramLevel) -> Iterator[tuple[Any, bool]]:
+    graph = level.graph
+    for out, place in carried_aliases(level.eqn).items():
+        if out >= len(graph.outvars) or place >= len(graph.arguments):
+            continue
+        carry, made = graph.arguments[place], level.made(graph.outvars[out])
+        if made is None:
+            continue
+        inner, eqn = made
+        if _is_scatter(eqn) and inner.root(eqn.invars[0]) is carry:
+            yield eqn, True
+        elif eqn.primitive.name in _ADDS:
+            terms = [v for v in eqn.invars if inner.root(v) is not carry]
+            if len(terms) == 1 and (scatter := _into_zeros(inner, terms[0])):
+                yield scatter, False
+
+
+def _is_scatter(eqn) -> bool:
+    return eqn.primitive.name == "scatter-add"
+
+
+def _into_zeros(level: ProgramLevel, v) -> Any:
+    made = level.made(v)
+    if made is None or not _is_scatter(made[1]):
+        return None
+    inner, scatter = made
+    return scatter if _is_zero(inner, scatter.invars[0]) else None
+
+
+def _is_zero(level: ProgramLevel, v) -> bool:
+    while is_var(v):
+        made = level.made(v)
+        if made is None or made[1].primitive.name not in _ZEROS:
+            return False
+        level, v = made[0], made[1].invars[0]
+    return not v.val
+
+
+def _in_shard_map(level: ProgramLevel | None) -> bool:
+    while level is not None:
+        if level.eqn is not None and level.eqn.primitive.name == "shard_map":
+            return True
+        level = level.outer
+    return False
+
+
+def _what(eqn) -> str:
+    aval = eqn.outvars[0].aval
+    table = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+    return (
+        f"the gradient of a table {table} is added up in a loop: of examples that are "
+        "spread over devices those of all devices but one are lost, except for the "
+        "last iteration's"
+    )
+
+
+def sums_left_behind(hlo: Hlo) -> Iterator[tuple[str, str]]:
+    """Finds loops in which devices keep zeros in place of what they have added."""
+    for name in hlo.loops.values():
+        loop = hlo.instruction(name)
+        if loop is None:
+            continue
+        end = hlo.instruction(hlo.roots.get(loop.called[0], ""))
+        sums = end.operands if end is not None and end.opcode == "tuple" else ()
+        for place, value in enumerate(sums):
+            found = next(_masked(hlo, value, place), None)
+            if found is not None:
+                yield (
+                    found.name,
+                    "each device but one replaces by zeros, in each iteration, what it "
+                    "has added to a table, and sums over devices are taken after the "
+                    "loop",
+                )
+
+
+def _masked(hlo: Hlo, value: str, place: int) -> Iterator[Instruction]:
+    """The selects, by the device's number, between a value and the loop's carry."""
+    through = reaches(hlo, value, without=KINDS)
+    for made in through:
+        if made.opcode != "select" or "scatter" not in _operation(made):
+            continue
+        of_device = any(
+            one.opcode == "partition-id" for one in reaches(hlo, made.operands[0])
+        )
+        if of_device and any(starts_at(hlo, v, place) for v in made.operands[1:]):
+            yield made
+
+
+def _operation(made: Instruction) -> str:
+    return made.metadata.get("op_name", "").rpartition("/")[2]
