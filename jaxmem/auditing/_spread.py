@@ -87,7 +87,7 @@ class ModuleSpreads:
     def __post_init__(self) -> None:
         self.devices = self.hlo.devices
         self.alike: Labels = (0,) * self.devices
-        self._control = [self.alike]
+        self._control: list[Labels] = [self.alike]
         if self.devices > 1:
             result = self._computation(self.hlo.entry, None)
             self.outputs = list(leaves(result))
@@ -155,9 +155,11 @@ class ModuleSpreads:
 
     def _computed(self, made: Instruction, operands: Sequence[Value]) -> Value:
         """An operation that each device does on its own."""
-        arrays = [one for value in operands for one in leaves(value)]
-        if any(one is None for one in arrays):
-            return None
+        arrays: list[DeviceSpread] = []
+        for one in (one for value in operands for one in leaves(value)):
+            if one is None:
+                return None
+            arrays.append(one)
         found = exact(made, [one.exact for one in arrays], self.devices)
         if found is not None:
             return DeviceSpread(found.labels, exact=found)
@@ -202,8 +204,9 @@ class ModuleSpreads:
     def _chosen(self, by: Value) -> Labels:
         """Which devices take the same way, where it is known that they differ."""
         outer = self._control[-1]
-        known = isinstance(by, DeviceSpread) and not by.loose
-        return _refined(outer, by.who) if known else outer
+        if not isinstance(by, DeviceSpread) or by.loose:
+            return outer
+        return _refined(outer, by.who)
 
     def _join(self, made: Instruction, kind: str, operands: Sequence[Value]) -> Value:
         groups = groups_of(made.attributes, self.devices)

@@ -8,7 +8,7 @@ import jax
 
 from jaxmem._checks import check_callable, check_int, check_places, wrong_type
 from jaxmem.checking._compare import StepComparison
-from jaxmem.checking._guilty import guilty_passes, is_rewritable
+from jaxmem.checking._guilty import guilty_passes, rewritable
 from jaxmem.checking._modules import FirstModule, first_module
 from jaxmem.checking._report import CheckReport, LeafDifference
 from jaxmem.checking._runs import copied
@@ -91,8 +91,9 @@ def check(
     check_callable("step", step)
     check_callable("reference", reference)
     steps = check_int("steps", steps, 1)
-    asked = None if carry is None else check_places(carry=carry)
-    if asked is not None and any(isinstance(place, str) for place in asked):
+    places = () if carry is None else check_places(carry=carry)
+    asked = None if carry is None else [n for n in places if isinstance(n, int)]
+    if asked is not None and len(asked) < len(places):
         raise wrong_type("carry", carry, "positions of arguments")
     static = check_places(
         static_argnums=static_argnums, static_argnames=static_argnames
@@ -120,8 +121,8 @@ def compared(
     found, guilty, why = FirstModule(), (), ""
     if worst := next((leaf for leaf in leaves if leaf.ratio > 1), None):
         found = _first_module(step, comparison, leaves, worst)
-        if is_rewritable(step):
-            guilty, why = guilty_passes(step, arguments, _differs(comparison))
+        if (scheduled := rewritable(step)) is not None:
+            guilty, why = guilty_passes(scheduled, arguments, _differs(comparison))
     said = (found.note, why, _nans(leaves), *notes)
     return CheckReport(
         _name(step),
@@ -155,9 +156,9 @@ def _first_module(
     first = min(leaf.step for leaf in leaves if leaf.ratio > 1)
     try:
         arguments = comparison.arguments_at(first - 1)
-        if is_rewritable(step):  # as it was for these arguments
+        if (scheduled := rewritable(step)) is not None:  # as for these arguments
             args, kwargs = copied(comparison.arguments)
-            step = step.settled(*args, **kwargs)
+            step = scheduled.settled(*args, **kwargs)
         found = first_module(step, comparison.reference, arguments, comparison.static)
     except Exception as error:
         kind = type(error).__name__

@@ -64,7 +64,7 @@ class StepComparison:
     def arguments_at(self, step: int) -> Arguments:
         """The arguments of the reference's call number `step`, from 0."""
         _ = self.wanted  # which says what is carried
-        arguments = copied(self.arguments)
+        arguments: Arguments = copied(self.arguments)
         for _ in range(step):
             ran = self.runner(*arguments)
             arguments = self.carry.next(ran, copied(self.arguments))
@@ -92,7 +92,8 @@ class StepComparison:
         ]
 
     def _runs(self, runner: Runner, seed: Any = 0) -> Iterator[Results]:
-        ran = runner(*copied(self.arguments), seed)
+        args, kwargs = copied(self.arguments)
+        ran = runner(args, kwargs, seed)
         yield results_of(self.reference, ran)
         yield from self._more(runner, ran, seed)
 

@@ -25,8 +25,10 @@ class Rewritable(Protocol):
         ...
 
 
-def is_rewritable(step: Any) -> bool:
-    return hasattr(step, "settled") and hasattr(step, "applied_passes")
+def rewritable(step: Any) -> Rewritable | None:
+    """The step, if it is a scheduled one; else None."""
+    known = hasattr(step, "settled") and hasattr(step, "applied_passes")
+    return step if known else None
 
 
 def guilty_passes(

@@ -89,7 +89,8 @@ def probed(fn: Callable, static: Sequence[int | str], places: dict) -> Runner:
 def _values(
     runner: Runner, arguments: Arguments, seed: Any = 0, names: Sequence[str] = ()
 ) -> Values:
-    seen = runner(*copied(arguments), seed).seen
+    args, kwargs = copied(arguments)
+    seen = runner(args, kwargs, seed).seen
     return {name: on_host(x) for name, x in seen.items() if name in (names or seen)}
 
 

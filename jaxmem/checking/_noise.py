@@ -105,7 +105,9 @@ class Noise:
 
 def terms(eqn) -> int:
     """How many terms an equation sums into an element of its result; 1 for no sum."""
-    name, (first, *_) = eqn.primitive.name, eqn.invars or [None]
+    if not eqn.invars:
+        return 1
+    name, first = eqn.primitive.name, eqn.invars[0]
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return math.prod(first.aval.shape[i] for i in contracted)

@@ -93,7 +93,8 @@ class Probes:
                 return
             self.numbers[mark] = key = str(len(self.places))
             line = _compat.caller_line(eqn, *_compat.INSTALLED)
-            self.places[key] = Place(module, kind, line, *(self.loop or ()))
+            loop, reverse = self.loop or (None, False)
+            self.places[key] = Place(module, kind, line, loop, reverse)
         self.seen[self.numbers[mark]] = kept[0]
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxmem.checking._compare import StepComparison
-from jaxmem.checking._guilty import is_rewritable
+from jaxmem.checking._guilty import rewritable
 from jaxmem.ir import jaxprs
 
 MOST_BYTES = 256 * 2**20  # of arrays that are written beside the script
@@ -91,7 +91,7 @@ class Reproduction:
         )
         file.write_text(text, encoding="utf-8")
         if written.saves:
-            np.savez(file.with_suffix(".npz"), **written.arrays)
+            np.savez(file.with_suffix(".npz"), allow_pickle=False, **written.arrays)
 
 
 class _ScriptText:
@@ -119,10 +119,8 @@ class _ScriptText:
             return f"[{', '.join(map(self.expression, value))}]"
         if type(value) is tuple:
             return f"({''.join(f'{self.expression(v)}, ' for v in value)})"
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            fields = [
-                f"{k}={self.expression(getattr(value, k))}" for k in value._fields
-            ]
+        if isinstance(value, tuple) and (names := getattr(value, "_fields", None)):
+            fields = [f"{k}={self.expression(getattr(value, k))}" for k in names]
             name = self._name(type(value))
             return f"{name}({', '.join(fields)})" if name else _to_fill(value)
         return self._name(value) or _to_fill(value)
@@ -133,7 +131,7 @@ class _ScriptText:
             return name
         inner = getattr(fn, "__wrapped__", None)
         own = "" if inner is None else self._name(inner)
-        if own and is_rewritable(fn):
+        if own and rewritable(fn) is not None:
             options = (f"{k}={v!r}" for k, v in fn.options().items())
             return f"jaxmem.schedule({', '.join([own, *options])})"
         like = f", made of {own}" if own else ""

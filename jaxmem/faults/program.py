@@ -72,8 +72,9 @@ class ProgramLevel:
 
     def given(self, v) -> "tuple[ProgramLevel | None, Any]":
         """The operand that an input of a call is, in the list that calls it."""
-        known = self.eqn is not None and jaxprs.called(self.eqn) is not None
-        if not known or v not in self.graph.arguments:
+        if self.eqn is None or jaxprs.called(self.eqn) is None:
+            return None, v
+        if v not in self.graph.arguments:
             return None, v
         return self.outer, self.eqn.invars[self.graph.arguments.index(v)]
 

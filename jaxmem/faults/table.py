@@ -66,9 +66,9 @@ FAULTS = (
         platforms=("cpu", "cuda", "tpu"),
         affected=(None, _OLD),
         looked_at=_ALL,
-        how="from the report, on 8 GPUs, where XLA falls back from Shardy to GSPMD; "
-        "fifty forms of it are right here on 8 CPUs with jax 0.10.2, and one compiled "
-        "for H100, so only a module that shows it is told",
+        how="from the report, on 8 GPUs, where XLA falls back from Shardy to GSPMD; a "
+        "program of it is right here on 4 CPUs in all three versions, so only a module "
+        "that shows it is told",
         consequence="wrong values",
         what="the gradient of a table sharded by rows, looked up as a `reduced` one: "
         "each device takes its rows before they are summed",
@@ -178,7 +178,7 @@ FAULTS = (
         affected=(None, None),
         looked_at=_ALL,
         how="from the report, on 0.12.0.dev20260920; it depends on the moment: 0 of 20 "
-        "were wrong here with each of three versions",
+        "of 2 MiB were wrong here with each of three versions",
         consequence="wrong values",
         what="jax.lax.psum_scatter by gloo, with jax.distributed: wrong at times on "
         "rank 0, in parts of more than 256 KiB",

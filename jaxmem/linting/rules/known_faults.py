@@ -8,11 +8,12 @@ from jaxmem import faults
 from jaxmem.auditing import audit_texts
 from jaxmem.chips import get_target
 from jaxmem.faults import FAULTS, KnownFault, TracedProgram, versions
+from jaxmem.linting._report import Severity
 from jaxmem.linting._subject import Finding, Subject, levels, place
 from jaxmem.memory.buffers import parse_hlo
 
 _CHECK = "known fault"
-_SEVERITY = {"slow": "warning", "memory": "warning"}
+_SEVERITY: dict[str, Severity] = {"slow": "warning", "memory": "warning"}
 _NAMES = {"cpu": "a CPU", "cuda": "a GPU", "tpu": "a TPU"}
 
 

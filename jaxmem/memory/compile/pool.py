@@ -315,7 +315,7 @@ def compile_program(
     call: FlatCall,
     target: Target,
     timeout: float,
-    options: Mapping[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
 ) -> CompiledProgram:
     """Compiles a traced step to the end; `options`: of the compiler."""
     lowered = lower(jitted, traced, call, target, options)
