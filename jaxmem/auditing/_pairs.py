@@ -59,18 +59,22 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     updated = place and reads
     made = module.hlo.instruction(new.name)
     legal = made is not None and made.opcode not in _NEVER_IN_PLACE
-    end = _end(module, new.name, first)
-    meanwhile = any(first < use < end for use in module.lives.uses.get(old.key, ()))
-    if updated and legal and last in (first, end) and not meanwhile:
+    ends = _ends(module, new.name, first)
+    meanwhile = {
+        use for use in module.lives.uses.get(old.key, ()) if first < use < max(ends)
+    }
+    if updated and legal and last in ends and meanwhile <= ends:
         return
     if place and module.passes_on(new):
         return
     yield Overlap(old, new, together, updated)
 
 
-def _end(module: Module, name: str, at: int) -> int:
-    """When an instruction that may be started is done with its operand."""
-    made = module.hlo.instruction(name)
-    wrapped = made and module.hlo.callers.get(made.computation, "")
-    ends = module.lives.ends
-    return ends.get(name, ends.get(wrapped or "", at))
+def _ends(module: Module, name: str, at: int) -> set[int]:
+    """When an instruction, and what it is started in, is done with its operand."""
+    found, ends = {at}, module.lives.ends
+    while made := module.hlo.instruction(name):
+        if name in ends:
+            found.add(ends[name])
+        name = module.hlo.callers.get(made.computation, "")
+    return found
