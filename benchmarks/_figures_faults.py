@@ -1,6 +1,7 @@
 """The table of known faults, as docs/trust.md has it."""
 
-from benchmarks._figures_of import figures, table
+from benchmarks._figures_of import NEWEST, VERSION, figures, rows, table
+from benchmarks._figures_results import NAMES
 from jaxmem.faults import FAULTS, KnownFault
 from jaxmem.faults.versions import written
 
@@ -34,3 +35,21 @@ def _versions(fault: KnownFault) -> str:
 def _way_round(fault: KnownFault) -> str:
     options = ", ".join(f"`{k}={v}`" for k, v in fault.options.items())
     return f"{fault.way_round}; or {options}" if options else fault.way_round
+
+
+@figures("audit")
+def audit() -> str:
+    """Modules that are right, and what the audit finds in them."""
+    head = "chip", "jax", "modules", "with findings", "of a compile, %"
+    found = [(r, v) for v in (VERSION, NEWEST) for r in rows("audit", v)]
+    lines = [
+        (
+            NAMES[r["chip"]],
+            version.removeprefix("jax"),
+            r["modules"],
+            r["with findings"],
+            r["of a compile %"],
+        )
+        for r, version in found
+    ]
+    return table(head, lines)
