@@ -1,22 +1,62 @@
-"""Checked: a step that is timed gives what its plain form gives on this device.
+"""Checked: steps that are timed give what their plain form gives on this device.
 
 By `jaxmem.check`, whose tolerances are what roundings do to the plain form. Arguments
 are those that are timed, with smaller floats: of normal weights, activations are so
-large that a net passes nothing on.
+large that a net passes nothing on. Jobs of their own, so that no timing waits for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.device import on_device
+import jaxmem
+from benchmarks import blocks
+from benchmarks.device import on_device, steps, true
+from benchmarks.device.job import Job, Rows
 from benchmarks.kernel_cases import filled
 from jaxmem.checking import StepComparison, compared
 
 _SCALE = 0.05
+
+
+def jobs() -> Iterator[Job]:
+    for name in steps.MODELS:
+        yield Job(f"checked: {name}", partial(model, name), seconds=200, value=350)
+    yield Job("checked: micro-batches", micro_batches, seconds=150, value=240)
+
+
+def model(name: str, small: bool) -> Rows:
+    """A model's gradient under stock policies, substituted, and scheduled."""
+    plain, args = steps.gradient(name, small)
+    beside = Checks.beside(plain, args)
+    for policy, rule in blocks.POLICIES.items():
+        if rule is not None:
+            step, _ = steps.gradient(name, small, rule)
+            yield {"side": policy, **beside.row(step)}
+    for what in steps.OURS:
+        step, _ = steps.gradient(name, small, substituted="substitute" in what)
+        if "schedule" in what:
+            step = jaxmem.schedule(step, donate_argnums=())
+        yield {"side": what, **beside.row(step, exact="substitute" not in what)}
+
+
+def micro_batches(small: bool) -> Rows:
+    """The two forms of Adam; AdamA is another rule.
+
+    The ratio is told: in the two forms XLA rounds sums of bfloat16 at other places, by
+    more than the roundings of one form account for (up to three times on a CPU).
+    """
+    plain, same, _ = true.VARIANTS
+    step, args, carried = true.accumulated(plain, small)
+    other, *_ = true.accumulated(same, small)
+    # what they return beside the state, each names in its own way
+    state_of = lambda step: lambda *args: step(*args)[:carried]
+    beside = Checks.beside(state_of(step), args, carried)
+    yield {"side": same, **beside.row(state_of(other), exact=False)}
 
 
 @dataclass(frozen=True)
@@ -35,8 +75,8 @@ class Checks:
     def row(self, step: Callable, exact: bool = True) -> dict[str, Any]:
         """A column of a step's row; RuntimeError where a result differs.
 
-        Not `exact`: an op of the step states an error of its own, as the derivative of
-        gelu that is recovered from its output; the ratio is told, and may be above 1.
+        Not `exact`: the ratio is told, and may be above 1, as where an op of the step
+        states an error of its own, such as the derivative of gelu from its output.
         """
         try:
             report = compared(step, self.comparison)

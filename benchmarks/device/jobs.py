@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from benchmarks.device import (
+    checked,
     cudnn,
     fast,
     forms,
@@ -15,7 +16,7 @@ from benchmarks.device import (
 )
 from benchmarks.device.job import Job
 
-PIECES = (seconds, rates, cudnn, offload, right, fast, true, steps, forms)
+PIECES = (seconds, rates, cudnn, offload, right, fast, true, steps, checked, forms)
 
 
 def jobs() -> dict[str, Job]:

@@ -12,7 +12,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -23,7 +23,6 @@ from benchmarks import blocks
 from benchmarks._common import MIB, RESULTS
 from benchmarks._traces import by_instruction, plain_name
 from benchmarks.device import machine, on_device, traces, true
-from benchmarks.device.checked import Checks
 from benchmarks.device.job import Job, Rows
 from benchmarks.device.timing import in_turn
 from jaxmem.chips import rates_of
@@ -42,9 +41,9 @@ Made = Callable[[bool], true.Made]
 
 
 def jobs() -> Iterator[Job]:
-    yield Job("seconds: steps", steps, seconds=460, value=2000)
-    yield Job("seconds: substituted", substituted, seconds=120, value=1000)
-    yield Job("seconds: substituted, our kernels", by_kernels, seconds=140, value=900)
+    yield Job("seconds: steps", steps, seconds=280, value=2000)
+    yield Job("seconds: substituted", substituted, seconds=60, value=1000)
+    yield Job("seconds: substituted, our kernels", by_kernels, seconds=80, value=900)
 
 
 def programs() -> dict[str, Made]:
@@ -94,12 +93,6 @@ def compared(programs: dict[str, Made], small: bool) -> Rows:
     made = {name: make(small) for name, make in programs.items()}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         compiled = dict(zip(made, pool.map(_compiled, made.values()), strict=True))
-    checks: dict[str, dict[str, Any]] = {}
-    for model, names in _by_model(made).items():
-        beside = Checks.beside(*plain_of(model, small))
-        for name in names:
-            exact = "substitute" not in name
-            checks[name] = beside.row(made[name][0], exact)
     for name, (_, args, carried) in made.items():
         filled = on_device.possible(on_device.filled(args, on_device.WORDS))
         step = on_device.Step(compiled.pop(name), filled, carried)
@@ -107,25 +100,7 @@ def compared(programs: dict[str, Made], small: bool) -> Rows:
         if refused:
             yield {"step": name, "fits": False, "said": refused[name]}
         else:
-            rows = _rows(name, fit[name], small)
-            yield from ({**row, **checks.get(name, {})} for row in rows)
-
-
-def plain_of(model: str, small: bool) -> tuple[Callable, tuple]:
-    """The step that the others of a model are checked beside, and its arguments."""
-    of, made = blocks.made(model, small=small)
-    return of(made)
-
-
-def _by_model(made: Iterable[str]) -> dict[str, list[str]]:
-    """The programs of each model that have a plain form, by the model's name."""
-    plain = tuple(f", {what}" for what in ("plain", "Adam"))
-    found: dict[str, list[str]] = defaultdict(list)
-    for name in made:
-        model = next(m for m in MODELS if name.startswith(m))
-        if not name.endswith(plain):
-            found[model].append(name)
-    return found
+            yield from _rows(name, fit[name], small)
 
 
 def _compiled(made: true.Made) -> Any:

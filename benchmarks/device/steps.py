@@ -15,7 +15,6 @@ import jaxmem
 from benchmarks import batch, blocks
 from benchmarks._common import MIB
 from benchmarks.device import machine, on_device, true
-from benchmarks.device.checked import Checks
 from benchmarks.device.job import GIB, Job, NotHere, Rows
 from benchmarks.device.timing import in_turn
 from benchmarks.models import BertConfig
@@ -29,69 +28,53 @@ OURS = ("substitute", "schedule", "substitute, schedule")
 
 def jobs() -> Iterator[Job]:
     for name in MODELS:
-        how = {"seconds": 180, "value": 480 if name == MODELS[0] else 300}
+        how = {"seconds": 120, "value": 480 if name == MODELS[0] else 300}
         yield Job(f"steps: {name}, stock", partial(stock, name), **how)
         yield Job(f"steps: {name}, ours", partial(ours, name), **how)
         for share in SHARES:
             rows, value = partial(budget, name, share, False), 150
             what = f"steps: {name}, budget of {share:.0%}"
-            yield Job(what, rows, seconds=200, value=value)
+            yield Job(what, rows, seconds=150, value=value)
         rows = partial(budget, name, 0.15, True)
-        yield Job(f"steps: {name}, offload", rows, seconds=200, value=160)
-    yield Job("steps: micro-batches", micro_batches, seconds=180, value=260)
+        yield Job(f"steps: {name}, offload", rows, seconds=150, value=160)
+    yield Job("steps: micro-batches", micro_batches, seconds=120, value=260)
     for how in true.stored_batches():
         rows = partial(throughput, how)
         yield Job(f"steps: largest batch, {how}", rows, seconds=100, value=220)
 
 
-def timed(
-    sides: dict[str, Callable],
-    small: bool,
-    checks: dict[str, dict[str, Any]] | None = None,
-    **more,
-) -> Rows:
-    """A row for each side, and what it takes beside the first one.
-
-    `checks`: what `checked` says of each.
-    """
-    checks = checks or {}
+def timed(sides: dict[str, Callable], small: bool, **more) -> Rows:
+    """A row for each side, and what it takes beside the first one."""
     fit, refused = on_device.that_fit(sides)
     for side, reason in refused.items():
         yield {"side": side, "fits": False, "said": reason, **more}
     times = in_turn(fit, 2 if small else ROUNDS, warm=1)
     first = next(iter(times.values()))["ms"] if times else 0.0
     for side, found in times.items():
-        about = {**checks.get(side, {}), **more}
-        yield {"side": side, **found, "of first": found["ms"] / first, **about}
+        yield {"side": side, **found, "of first": found["ms"] / first, **more}
 
 
-def _gradient(name: str, small: bool, policy=None, substituted: bool = False):
+def gradient(name: str, small: bool, policy=None, substituted: bool = False):
     of, model = blocks.made(name, policy, small=small)
     return of(jaxmem.substitute(model) if substituted else model)
 
 
 def stock(name: str, small: bool) -> Rows:
     sides: dict[str, on_device.Step] = {}
-    checks = {}
-    beside = Checks.beside(*_gradient(name, small))
     for policy, rule in blocks.POLICIES.items():
-        step, args = _gradient(name, small, rule)
-        checks[policy] = beside.row(step)
-        sides[policy] = on_device.ready(step, args, 0, sides)
-    yield from timed(sides, small, checks)
+        sides[policy] = on_device.ready(*gradient(name, small, rule), 0, sides)
+    yield from timed(sides, small)
 
 
 def ours(name: str, small: bool) -> Rows:
-    step, args = _gradient(name, small)
+    step, args = gradient(name, small)
     sides = {"plain": on_device.ready(step, args, 0)}
-    checks, beside = {}, Checks.beside(step, args)
     for what in OURS:
-        step, args = _gradient(name, small, substituted="substitute" in what)
+        step, args = gradient(name, small, substituted="substitute" in what)
         if "schedule" in what:
             step = jaxmem.schedule(step, donate_argnums=())
-        checks[what] = beside.row(step, exact="substitute" not in what)
         sides[what] = on_device.ready(step, args, 0, sides)
-    yield from timed(sides, small, checks)
+    yield from timed(sides, small)
 
 
 # -- budgets
@@ -99,7 +82,7 @@ def ours(name: str, small: bool) -> Rows:
 
 def budget(name: str, share: float, offload: bool, small: bool) -> Rows:
     """Plain and in a budget, and the seconds that the plan has estimated."""
-    step, args = _gradient(name, small)
+    step, args = gradient(name, small)
     plain = on_device.ready(step, args, 0)
     temp = plain.compiled.memory_analysis().temp_size_in_bytes
     room = on_device.compiled_bytes(plain.compiled) - round((1 - share) * temp)
@@ -109,10 +92,9 @@ def budget(name: str, share: float, offload: bool, small: bool) -> Rows:
         plan = scheduled.plan(*args)
     except BudgetError as error:
         raise NotHere(f"out of reach: {error}".splitlines()[0]) from error
-    checks = {"scheduled": Checks.beside(step, args).row(scheduled)}
     sides = {"plain": plain}
     sides["scheduled"] = on_device.ready(scheduled, args, 0, sides)
-    rows = {row["side"]: row for row in timed(sides, small, checks)}
+    rows = {row["side"]: row for row in timed(sides, small)}
     plain_ms, ms = (row.get("ms") for row in (rows["plain"], rows["scheduled"]))
     more = None if None in (plain_ms, ms) else ms - plain_ms
     yield rows["plain"]
@@ -138,21 +120,12 @@ def said_and_seen(plan: Any, more: float | None) -> dict[str, Any]:
 
 
 def micro_batches(small: bool) -> Rows:
-    """AdamA beside accumulation; the states of all lie in memory together.
-
-    AdamA is another rule than Adam: the two forms of Adam are checked.
-    """
-    plain, same, _ = true.VARIANTS
-    step, args, carried = true.accumulated(plain, small)
-    other, *_ = true.accumulated(same, small)
-    # what they return beside the state, each names in its own way
-    state_of = lambda step: lambda *args: step(*args)[:carried]
-    checks = {same: Checks.beside(state_of(step), args, carried).row(state_of(other))}
+    """AdamA beside accumulation; the states of all lie in memory together."""
     sides = {
         variant: on_device.ready(*true.accumulated(variant, small))
         for variant in true.VARIANTS
     }
-    yield from timed(sides, small, checks)
+    yield from timed(sides, small)
 
 
 def throughput(how: str, small: bool) -> Rows:
