@@ -135,6 +135,21 @@ def _slice(made, shapes, operands, inputs) -> Where:
     return tuple(found)
 
 
+def _select(made, shapes, operands, inputs) -> Where:
+    """What devices keep by choices of their own, a sum may bring together unharmed."""
+    if len(set(operands[0].who)) > 1:
+        return (None,) * len(_sizes(made.shape))
+    return _by_element(_sizes(made.shape), shapes, inputs)
+
+
+def _multiply(made, shapes, operands, inputs) -> Where:
+    """The same by a product with zero or one."""
+    for one in operands:
+        if one.exact is not None and len(set(one.who)) > 1:
+            return (None,) * len(_sizes(made.shape))
+    return _by_element(_sizes(made.shape), shapes, inputs)
+
+
 def _update(made, shapes, operands, inputs) -> Where:
     """A part that is put into the whole is at its place."""
     whole, part = _sizes(shapes[0]), _sizes(shapes[1])
@@ -154,6 +169,8 @@ _RULES = {
     "slice": _slice,
     "dynamic-slice": _slice,
     "dynamic-update-slice": _update,
+    "select": _select,
+    "multiply": _multiply,
 }
 
 
