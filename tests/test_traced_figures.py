@@ -33,10 +33,11 @@ DOWNLOAD = "the size of the compilers' wheels in the package index"
 EXAMPLE = "an example of how to write an argument"
 FORMULA = "what the formula beside it gives"
 ALLOWED = {
-    "README.md": {"1.5 GB": DOWNLOAD},
+    "README.md": {"1.5 GB": DOWNLOAD, "5 %": SET},
     "docs/benchmarks/activations.md": {"1 GiB": SIZE},
     "docs/benchmarks/models.md": {"16 GiB": SIZE},
     "docs/benchmarks/planning.md": {"16 GB": SIZE},
+    "docs/check.md": {"10.1 times": SET},
     "docs/command_line.md": {
         "1.5 GB": DOWNLOAD,
         "1 MiB": EXAMPLE,
@@ -120,7 +121,8 @@ def test_every_renderer_reads_a_results_file(monkeypatch):
         rows.cache_clear()
         results.cache_clear()
         read.clear()
-        if not name.startswith("results, "):  # these hold the rows already
+        # these hold the rows already, or are the library's own table
+        if not name.startswith(("results, ", "known faults")):
             assert render()
             assert read, name
             assert all(path.parent == RESULTS for path in read), name

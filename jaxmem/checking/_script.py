@@ -119,7 +119,8 @@ class _ScriptText:
             return f"[{', '.join(map(self.expression, value))}]"
         if type(value) is tuple:
             return f"({''.join(f'{self.expression(v)}, ' for v in value)})"
-        if isinstance(value, tuple) and (names := getattr(value, "_fields", None)):
+        names = getattr(value, "_fields", None)
+        if isinstance(value, tuple) and names is not None:
             fields = [f"{k}={self.expression(getattr(value, k))}" for k in names]
             name = self._name(type(value))
             return f"{name}({', '.join(fields)})" if name else _to_fill(value)
