@@ -13,6 +13,7 @@ from jaxmem.memory import CompileError
 from jaxmem.memory.buffers.assignment import parse_live_range
 from tests.auditing.steps import STEPS, dump
 from tests.memory.test_estimate import needs_h100
+from tests.memory.test_wrong_slices import BACKWARDS, ROW, line, module
 from tests.programs import PROGRAMS
 
 TRIES = 100
@@ -157,10 +158,36 @@ def test_a_fusion_that_reads_elsewhere_what_it_updates():
     )
     parameter = update.operands[0]
     line = re.search(rf"^  %?{re.escape(parameter)} = .*$", hlo, re.M).group()
-    read = f"  %shifted = f32[1,64,32] slice(%{parameter}), slice={{[1:2], [0:64]}}"
-    changed = hlo.replace(f"{line}\n", f"{line}\n{read}\n", 1)
-    (found,) = audit_texts(changed, assignment)
-    assert found.rule == "read_elsewhere" and "49176" in found.report
+    draw = random.Random(4)
+    for _ in range(TRIES):
+        start = draw.randrange(8)
+        read = draw.choice(
+            (
+                f"slice(%{parameter}), slice={{[{start}:{start + 1}], [0:64]}}",
+                f"reverse(%{parameter}), dimensions={{{draw.randrange(3)}}}",
+                f"transpose(%{parameter}), dimensions={{0,2,1}}",
+                f"dynamic-slice(%{parameter}, %elsewhere, %elsewhere, %elsewhere)",
+            )
+        )
+        late = f"  %shifted = f32[1,64,32] {read}"
+        changed = hlo.replace(f"{line}\n", f"{line}\n{late}\n", 1)
+        (found,) = audit_texts(changed, assignment)
+        assert found.rule == "read_elsewhere" and "49176" in found.report, read
+
+
+def test_slices_of_the_host_along_another_line():
+    """Of a backward loop over rows: an index reversed, or off."""
+    draw = random.Random(5)
+    right = (7 * ROW, -ROW)
+    for _ in range(TRIES):
+        inside, written = draw.random() < 0.5, draw.random() < 0.5
+        wrong = draw.choice(
+            ((0, ROW), (ROW * draw.randrange(7), -ROW), (7 * ROW, -2 * ROW))
+        )
+        for walked in (right, wrong):
+            text = module(line(*walked, inside), BACKWARDS, written=written)
+            found = {finding.rule for finding in audit_texts(text, "")}
+            assert found == ({"host_slices"} if walked == wrong else set()), walked
 
 
 def test_of_a_step():
