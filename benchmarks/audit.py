@@ -24,7 +24,7 @@ from jaxmem.auditing import audit_texts, facts_of
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory import CompileError
-from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
+from jaxmem.memory.compile import compile_program, traced_call
 from tests.auditing.sharded import STEPS
 from tests.programs import PROGRAMS
 
@@ -46,17 +46,15 @@ def row(chip: str) -> tuple:
     for name, step, args, donate in steps():
         start = time.perf_counter()
         with pure_call(step, args, {}, donate or None, ()) as pure:
-            call = flatten_call(step, pure)
-            jitted = flat_function(lambda step=step: step, call)
-            traced = trace(jitted, call)
+            traced = traced_call(step, pure, get_target(chip))
             try:
-                program = compile_program(jitted, traced, call, get_target(chip), 900)
+                program = compile_program(traced, get_target(chip), 900)
             except CompileError as error:
                 refused += 1
                 print(f"{chip}, {name}: {str(error)[:200]}", flush=True)
                 continue
         compiled = time.perf_counter()
-        facts = facts_of(call, traced, program.used)
+        facts = facts_of(traced, program.used)
         findings = audit_texts(program.hlo, program.assignment, facts)
         auditing += time.perf_counter() - compiled
         compiling += compiled - start

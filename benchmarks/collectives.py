@@ -22,7 +22,7 @@ from benchmarks._common import MIB, publish
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory.buffers import Collective, collectives_of, parse_hlo, sent_bytes
-from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
+from jaxmem.memory.compile import compile_program, traced_call
 from jaxmem.optim import accumulate_step, adama, apply_step, start_step
 
 M, N, TARGET = 8, 8, "h100"
@@ -167,10 +167,8 @@ def compiled(
 ) -> tuple[tuple[Collective, ...], int]:
     """(collectives, temporary bytes) of the step with parameters and state donated."""
     with pure_call(fn, args, {}, donate=donate) as call:
-        flat = flatten_call(fn, call)
-        jitted = flat_function(lambda: fn, flat)
-        traced = trace(jitted, flat)
-        program = compile_program(jitted, traced, flat, get_target(TARGET), 600.0)
+        chip = get_target(TARGET)
+        program = compile_program(traced_call(fn, call, chip), chip, 600.0)
     return collectives_of(parse_hlo(program.hlo)), program.temp_bytes
 
 

@@ -4,20 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem._checks import check_callable, check_float, check_places
-from jaxmem.auditing._groups import shards_of_specs
 from jaxmem.auditing._module import Module, StepFacts
 from jaxmem.auditing._report import AuditFinding, AuditReport
+from jaxmem.auditing._shards import shards_of_specs
 from jaxmem.auditing.rules import RULES, of_slice
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory import MemoryReport
-from jaxmem.memory.compile import (
-    FlatCall,
-    compile_program,
-    flat_function,
-    flatten_call,
-    trace,
-)
+from jaxmem.memory.compile import TracedCall, compile_program, traced_call
 
 _NO_TEXTS = "the compiler dumped no buffer assignment: nothing was checked"
 
@@ -89,23 +83,19 @@ def audit(
     )
     chip = get_target(target)
     with pure_call(step, args, kwargs, donate or None, static) as pure:
-        call = flatten_call(step, pure)
-        jitted = flat_function(lambda: step, call)
-        traced, options = trace(jitted, call), pure.own.compiler_options
-        compiled = compile_program(jitted, traced, call, chip, timeout, options)
+        traced, options = traced_call(step, pure, chip), pure.own.compiler_options
+        compiled = compile_program(traced, chip, timeout, options)
     texts = compiled.hlo, compiled.assignment
-    facts = facts_of(call, traced, compiled.used, str(options or ""))
+    facts = facts_of(traced, compiled.used, str(options or ""))
     findings = audit_texts(*texts, facts) if all(texts) else ()
     skipped = () if all(texts) else (_NO_TEXTS,)
-    return AuditReport(call.name, chip.name, findings, skipped)
+    return AuditReport(traced.call.name, chip.name, findings, skipped)
 
 
-def facts_of(
-    call: FlatCall, traced: Any, used: Sequence[int], options: str = ""
-) -> StepFacts:
+def facts_of(step: TracedCall, used: Sequence[int], options: str = "") -> StepFacts:
     """What is known of a traced step; `used`: the leaves that are parameters."""
-    leaves = [call.leaves[n] for n in used]
-    outputs = tuple(tuple(aval.shape) for aval in traced.jaxpr.out_avals)
+    leaves = [step.call.leaves[n] for n in used]
+    outputs = tuple(tuple(aval.shape) for aval in step.traced.jaxpr.out_avals)
     donated = frozenset(i for i, leaf in enumerate(leaves) if leaf.donated)
     shards = shards_of_specs(leaf.spec for leaf in leaves)
     inputs = tuple(tuple(leaf.spec.shape) for leaf in leaves)

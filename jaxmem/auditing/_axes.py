@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmem.auditing._groups import Labels, labels_of
 from jaxmem.memory.buffers import Instruction
+from jaxmem.memory.buffers.device_groups import Labels, labels_of
 from jaxmem.memory.buffers.shapes import arrays_of
 
 Where = tuple[Labels | None, ...]

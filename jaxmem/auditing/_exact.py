@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxmem.auditing import _axes
-from jaxmem.auditing._groups import Labels, labels_of
 from jaxmem.memory.buffers import Instruction
+from jaxmem.memory.buffers.device_groups import Labels, labels_of
 from jaxmem.memory.buffers.shapes import arrays_of
 
 _MOST = 4096  # elements of one array on one device

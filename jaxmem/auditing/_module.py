@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmem.auditing._flow import Flow
-from jaxmem.auditing._groups import Labels
 from jaxmem.auditing._lives import Lives
 from jaxmem.auditing._report import AuditFinding
 from jaxmem.auditing._spread import ModuleSpreads
@@ -17,6 +16,7 @@ from jaxmem.memory.buffers.assignment import (
     Key,
     parse_buffer_assignment,
 )
+from jaxmem.memory.buffers.device_groups import Labels
 from jaxmem.memory.buffers.shapes import arrays_of
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")

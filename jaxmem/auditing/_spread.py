@@ -14,8 +14,14 @@ from typing import NamedTuple
 
 from jaxmem.auditing import _axes
 from jaxmem.auditing._exact import Exact, exact, numbers_of_devices
-from jaxmem.auditing._groups import Labels, groups_of, labels_of, shards_of, sources_of
 from jaxmem.memory.buffers import Hlo, Instruction
+from jaxmem.memory.buffers.device_groups import (
+    Labels,
+    groups_of,
+    labels_of,
+    shards_of,
+    sources_of,
+)
 from jaxmem.memory.buffers.shapes import arrays_of, elements_of
 
 _SAME = frozenset("opt-barrier optimization-barrier add-dependency domain".split())

@@ -7,14 +7,14 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._checks import check_callable, check_float, check_places
-from jaxmem.chips import Target, get_target, traced_for
+from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.linting._report import LintReport, merged
 from jaxmem.linting._subject import Subject, levels
 from jaxmem.linting.rules import RULES
 from jaxmem.linting.rules.known_faults import is_known, not_looked_at, telling
 from jaxmem.memory import CompileError
-from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
+from jaxmem.memory.compile import compile_program, traced_call
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
@@ -101,22 +101,21 @@ def lint(
     )
     chip = None if target is None else get_target(target)
     own = step, args, kwargs, donate or None, static
-    with telling(), traced_for(chip), pure_call(*own) as pure:
-        call = flatten_call(step, pure)
-        jitted = flat_function(lambda: step, call)
-        traced = trace(jitted, call)
+    with telling(), pure_call(*own) as pure:
+        traced = traced_call(step, pure, chip)
         compiled, failed = None, ""
         if chip is not None:
             try:
-                compiled = compile_program(jitted, traced, call, chip, timeout)
+                compiled = compile_program(traced, chip, timeout)
             except CompileError as error:
                 failed = str(error)
                 if not is_known(failed):
                     raise
     leaves = tuple(jax.tree.leaves((pure.args, pure.kwargs)))
-    live = _compat.without_dead_code(traced.jaxpr)
+    call, closed = traced.call, traced.traced.jaxpr
+    live = _compat.without_dead_code(closed)
     name = None if chip is None else chip.name
-    subject = Subject(call, leaves, traced.jaxpr, live, compiled, name, failed)
+    subject = Subject(call, leaves, closed, live, compiled, name, failed)
     findings = [finding for rule in RULES for finding in rule(subject)]
     skipped = []
     if compiled is None:

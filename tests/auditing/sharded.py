@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxmem.auditing._audit import facts_of
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
-from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
+from jaxmem.memory.compile import compile_program, traced_call
 
 P = PartitionSpec
 B, T, D, H, V = 16, 32, 64, 4, 256  # examples, positions, features, heads, words
@@ -306,9 +306,7 @@ def compiled(name, target="cpu"):
     step, args = STEPS[name]()
     chip = get_target(target)
     with pure_call(step, args, {}, None, ()) as pure:
-        call = flatten_call(step, pure)
-        jitted = flat_function(lambda: step, call)
-        traced = trace(jitted, call)
-        program = compile_program(jitted, traced, call, chip, 600)
-    facts = facts_of(call, traced, program.used)
+        traced = traced_call(step, pure, chip)
+        program = compile_program(traced, chip, 600)
+    facts = facts_of(traced, program.used)
     return program.hlo, program.assignment, facts

@@ -4,6 +4,8 @@ import json
 import random
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxmem
@@ -210,3 +212,16 @@ def test_nothing_is_found_in_programs(program, target):
             raise
         pytest.skip("this version of XLA does not compile it in small")
     assert not report.skipped and not report.findings
+
+
+@needs_h100
+def test_a_step_with_attention_of_a_gpu_that_is_absent():
+    """It is traced for the target, as by `estimate`."""
+
+    def step(q):
+        attend = jax.nn.dot_product_attention
+        loss = lambda q: jnp.sum(attend(q, q, q, implementation="cudnn") ** 2)
+        return jax.grad(loss)(q)
+
+    q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+    assert not len(jaxmem.audit(step, q, target="h100"))

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from jaxmem.auditing._audit import audit_texts
-from jaxmem.auditing._groups import groups_of, shards_of, sources_of
 from jaxmem.auditing._module import Module
+from jaxmem.memory.buffers.device_groups import groups_of, shards_of, sources_of
 from tests.auditing.sharded import STEPS, compiled
 from tests.memory.test_estimate import needs_h100
 
@@ -157,6 +157,10 @@ def test_a_loop_that_devices_leave_at_different_times():
         ("replica_groups=mesh['a'=2,'b'=2] {'b'}", ((0, 1), (2, 3))),
         ("replica_groups=mesh['a'=4] {'a':(1)2}", ((0, 2), (1, 3))),
         ("replica_groups=mesh['a'=4] {'a':(2)2}", ((0, 1), (2, 3))),
+        (
+            "replica_groups=mesh['a'=8] {'a':(1)2,'a':(4)2}",
+            ((0, 1, 4, 5), (2, 3, 6, 7)),
+        ),
         ("no_groups=1", None),
     ],
 )

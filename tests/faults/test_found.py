@@ -11,7 +11,7 @@ from jaxmem import faults
 from jaxmem.faults import FAULTS, TracedProgram, findings_in_program, versions
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
-from jaxmem.memory.compile import flat_function, flatten_call, trace
+from jaxmem.memory.compile import traced_call
 from tests.faults import programs
 from tests.programs import PROGRAMS
 
@@ -195,8 +195,8 @@ def test_nothing_is_found_in_the_zoo(program):
     """By any finder, whatever the version and the platform."""
     step, args, donate = program.make("small")
     with pure_call(step, args, {}, donate or None, ()) as pure:
-        call = flatten_call(step, pure)
-        traced = trace(flat_function(lambda: step, call), call)
+        made = traced_call(step, pure)
+    call, traced = made.call, made.traced
     donated = frozenset(i for i, leaf in enumerate(call.leaves) if leaf.donated)
     assert bool(donated) == bool(donate)
     whole = TracedProgram(traced.jaxpr, donated, devices=8, distributed=True)

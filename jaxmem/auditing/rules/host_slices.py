@@ -22,11 +22,5 @@ def host_slices(module: Module) -> Iterator[AuditFinding]:
 
 def of_slice(one: WrongSlice) -> AuditFinding:
     """The finding on a slice that is taken from another place."""
-    done = "written" if one.written else "read"
-    meant = "another" if one.wanted is None else f"{one.wanted:,}"
-    what = (
-        f"a slice of the host's memory is {done} at byte {one.offset:,}, where its "
-        f"index says {meant}, in iteration {one.iteration}"
-    )
     place = one.instruction, one.operation, one.source
-    return AuditFinding("host_slices", what, *place, _REPORT, WHAT_TO_DO)
+    return AuditFinding("host_slices", one.told, *place, _REPORT, WHAT_TO_DO)

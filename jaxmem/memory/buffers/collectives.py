@@ -6,10 +6,10 @@ reduce-scatter among n devices, and twice that in an all-reduce.
 """
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxmem.memory.buffers.device_groups import groups_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.buffers.trips import loops_around, trips
@@ -21,12 +21,6 @@ KINDS = (
     "all-to-all",
     "collective-permute",
 )
-# the axes of a mesh, perhaps of devices in another order, and those of a group:
-# 'a' is whole, and 'a':(2)4 a part, which are 4 devices
-_MESH = re.compile(
-    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? ?\{([^}]*)\}"
-)
-_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -121,13 +115,5 @@ def _group(attributes: str, kind: str) -> int:
     """Among how many devices; 0 where the text does not say."""
     if kind == "collective-permute":
         return 2
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", attributes):
-        return int(found.group(2))
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return len(found.group(1).split(","))
-    found = _MESH.search(attributes)
-    if found is None:
-        return 0
-    sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
-    axes = _AXIS.findall(found.group(2))
-    return math.prod(int(part or sizes[name]) for name, part in axes)
+    groups = groups_of(attributes, 0)
+    return len(groups[0]) if groups else 0

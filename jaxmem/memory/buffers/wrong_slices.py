@@ -53,6 +53,16 @@ class WrongSlice:
     wanted: int | None
     instruction: str = ""
 
+    @property
+    def told(self) -> str:
+        """What is wrong, as a finding has it."""
+        done = "written" if self.written else "read"
+        meant = "another" if self.wanted is None else f"{self.wanted:,}"
+        return (
+            f"a slice of the host's memory is {done} at byte {self.offset:,}, where "
+            f"its index says {meant}, in iteration {self.iteration}"
+        )
+
 
 class _Array(NamedTuple):
     shape: tuple[int, ...]

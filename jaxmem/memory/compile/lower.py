@@ -15,14 +15,14 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.chips import Target, chip_mesh, lowered_for, topology
+from jaxmem.chips import Target, chip_mesh, lowered_for, topology, traced_for
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import walk
 from jaxmem.ir.one_gpu import compiled_here
 from jaxmem.ir.prints import prints_in, without_prints
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
-from jaxmem.memory.compile.call import FlatCall, describe_sharding
+from jaxmem.memory.compile.call import FlatCall, describe_sharding, flatten_call
 from jaxmem.memory.compile.fingerprint import fingerprint
 from jaxmem.memory.compile.workspaces import with_workspaces
 
@@ -71,6 +71,23 @@ def trace(jitted: Any, call: FlatCall) -> Any:
     """The traced step; an error of the user's function names the user's arguments."""
     with explained(call.name, call):
         return jitted.trace(*(leaf.spec for leaf in call.leaves))
+
+
+@dataclass(frozen=True)
+class TracedCall:
+    """A step, traced for the arguments of a call."""
+
+    call: FlatCall
+    jitted: Any  # the `flat_function`
+    traced: Any
+
+
+def traced_call(step: Callable, pure: Any, target: Target | None = None) -> TracedCall:
+    """Traces a `pure_call` of a step for a chip that need not be there."""
+    call = flatten_call(step, pure)
+    jitted = flat_function(lambda: step, call)
+    with traced_for(target):
+        return TracedCall(call, jitted, trace(jitted, call))
 
 
 @contextlib.contextmanager

@@ -23,8 +23,7 @@ from typing import IO, Any, cast
 from jaxmem.chips import NO_HARDWARE, Target, compiler_folders
 from jaxmem.memory.compile import worker
 from jaxmem.memory.compile.answer import compiler_died, read_answer
-from jaxmem.memory.compile.call import FlatCall
-from jaxmem.memory.compile.lower import lower
+from jaxmem.memory.compile.lower import TracedCall, lower
 
 MAX_COMPILES = max(1, min(4, os.cpu_count() or 1))
 _POLL = 0.005  # seconds from one look for an ended compile to the next
@@ -310,15 +309,13 @@ class CompiledProgram:
 
 
 def compile_program(
-    jitted: Any,
-    traced: Any,
-    call: FlatCall,
+    step: TracedCall,
     target: Target,
     timeout: float,
     options: dict[str, Any] | None = None,
 ) -> CompiledProgram:
     """Compiles a traced step to the end; `options`: of the compiler."""
-    lowered = lower(jitted, traced, call, target, options)
+    lowered = lower(step.jitted, step.traced, step.call, target, options)
     result = pool().submit(lowered.request, timeout).result()
     aliased = frozenset(leaf for _, leaf in result["aliases"])
     temp_bytes = result["memory"]["temp"]

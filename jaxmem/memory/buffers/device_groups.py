@@ -5,12 +5,10 @@ or the same part of an array. `None` is one that is not known.
 """
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from jax.sharding import NamedSharding
 
 Labels = tuple[int, ...]
 
@@ -72,35 +70,6 @@ def shards_of(attributes: str, rank: int, devices: int) -> tuple[Labels, ...] | 
     return None
 
 
-def shards_of_specs(specs: Iterable[Any]) -> tuple[tuple[Labels, ...] | None, ...]:
-    """The same of `jax.ShapeDtypeStruct`s, by their shardings.
-
-    Devices have the numbers of their places in the mesh of the first that has one.
-    """
-    specs = tuple(specs)
-    meshes = (getattr(spec.sharding, "mesh", None) for spec in specs)
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
-    if mesh is None:
-        return (None,) * len(specs)
-    devices = list(getattr(mesh, "devices", np.empty(0)).flat)
-    return tuple(_of_spec(spec, devices) for spec in specs)
-
-
-def _of_spec(spec: Any, devices: list) -> tuple[Labels, ...] | None:
-    if spec.sharding is None:  # whole on all devices, if the compiler has no choice
-        return (labels_of([0] * len(devices)),) * len(spec.shape)
-    if not isinstance(spec.sharding, NamedSharding) or not devices:
-        return None
-    try:
-        indices = spec.sharding.devices_indices_map(spec.shape)
-    except ValueError:  # parts of different sizes
-        return None
-    if set(indices) != set(devices):
-        return None
-    places = [[(cut.start, cut.stop) for cut in indices[d]] for d in devices]
-    return tuple(labels_of(axis) for axis in zip(*places, strict=True))
-
-
 def _of_tiles(found: re.Match[str], rank: int, devices: int):
     tile, source, order, listed, ids = found.groups()
     sizes = _numbers(tile or listed)
@@ -126,9 +95,6 @@ def _of_axes(found: re.Match[str], rank: int):
 
 def _of_mesh(axes: str, order: str | None, joined: str):
     names, ids = _mesh(axes, order)
-    joined_names = [name for name, _, _ in _AXIS.findall(joined)]
-    if len(set(joined_names)) < len(joined_names):
-        return None  # two parts of one axis
     inside = _coordinates(names, ids, joined)
     outside = _coordinates(names, ids, joined, rest=True)
     groups: dict[Hashable, list[tuple[Hashable, int]]] = {}
@@ -166,7 +132,7 @@ def _coordinates(
         # of an axis that is split: what lies before the part, the part, what is after
         after = whole // (int(before) * int(size))
         taken.append(place // after % int(size))
-        left[name] = place // (after * int(size)) * after + place % after
+        left[name] = left[name] - place // after % int(size) * after
     columns = list(left.values()) if rest else taken
     rows = np.zeros((ids.size, len(columns)), int)
     if columns:
