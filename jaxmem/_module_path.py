@@ -53,6 +53,15 @@ def parse_op_name(op_name: str) -> OpName:
     )
 
 
+def without_repetition(path: str) -> str:
+    """`M/norm/norm` and `M/norm/M/norm` without the repetition that `grad` makes."""
+    parts = path.split("/")
+    for size in range(len(parts) // 2, 0, -1):
+        if parts[-size:] == parts[-2 * size : -size]:
+            return "/".join(parts[:-size])
+    return path
+
+
 def _modules(scopes: list[str], backward: bool) -> tuple[list[str], str]:
     """The modules in the parts of an `op_name`, and the function jitted last."""
     modules, jitted, previous = [], "", ""

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem._module_path import ops_in, parse_op_name
+from jaxmem._module_path import ops_in, parse_op_name, without_repetition
 from jaxmem.checking._noise import EXACT, Noise
 from jaxmem.checking._walk import walk
 
@@ -82,7 +82,7 @@ class Probes:
         where = parse_op_name(f"{stack}/{name}")
         if name in _NOT_KEPT or where.recomputed or ops_in(where.module_path):
             return
-        module = _without_repetition(where.module_path)
+        module = without_repetition(where.module_path)
         kind = module, where.backward, name
         kept = [x for x in outs if getattr(x, "ndim", 0) and _is_float(x)]
         if not module or not kept:
@@ -100,15 +100,6 @@ class Probes:
 
 def _is_float(x) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
-
-
-def _without_repetition(path: str) -> str:
-    """`M/norm/norm` and `M/norm/M/norm` without the repetition that `grad` makes."""
-    parts = path.split("/")
-    for size in range(len(parts) // 2, 0, -1):
-        if parts[-size:] == parts[-2 * size : -size]:
-            return "/".join(parts[:-size])
-    return path
 
 
 def run(closed, args: Sequence[Any], probes: Probes) -> tuple[list[Any], dict]:

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem._module_path import parse_op_name
+from jaxmem._module_path import parse_op_name, without_repetition
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.linting._report import Finding as Finding
@@ -63,7 +63,7 @@ class SubjectLevel:
         """The modules that an equation lies in."""
         path = parse_op_name(f"{self.scopes(eqn)}/{eqn.primitive.name}").module_path
         # jax repeats the scopes of a checkpoint behind those of its backward pass
-        return _without_repetition(path) if is_differentiated(eqn) else path
+        return without_repetition(path) if is_differentiated(eqn) else path
 
     def source(self, eqn) -> str:
         """The innermost line of the user's that led to an equation."""
@@ -149,15 +149,6 @@ def is_recomputed(eqn) -> bool:
 
 def _users_line(eqn) -> str:
     return _compat.caller_line(eqn, *_compat.INSTALLED)
-
-
-def _without_repetition(path: str) -> str:
-    """`M/norm/norm` and `M/norm/M/norm` without the repetition."""
-    parts = path.split("/")
-    for size in range(len(parts) // 2, 0, -1):
-        if parts[-size:] == parts[-2 * size : -size]:
-            return "/".join(parts[:-size])
-    return path
 
 
 def place(level: SubjectLevel, eqn) -> dict[str, Any]:

@@ -19,13 +19,10 @@ def misread_from_host(subject: Subject) -> Iterator[Finding]:
     """
     if subject.compiled is not None:
         for one in wrong_slices(parse_hlo(subject.compiled.hlo)):
-            done = "written" if one.written else "read"
-            meant = "another" if one.wanted is None else f"{one.wanted:,}"
             yield Finding(
                 check=_CHECK,
                 severity="error",
-                what=f"a slice of the host's memory is {done} at byte {one.offset:,}, "
-                f"where its index says {meant}, in iteration {one.iteration}",
+                what=one.told,
                 where=one.source,
                 remedy=WHAT_TO_DO,
             )
