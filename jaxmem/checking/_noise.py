@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 
 EXACT = frozenset(
     "abs all_gather all_gather_invariant all_to_all argmax argmin bitcast_convert_type"
@@ -60,17 +60,17 @@ class Noise:
         if n <= 1:
             return args
         units = math.sqrt(n)
-        if eqn.primitive.name in _PRODUCTS:
+        if primitives.is_product(eqn):
             units = max(units, self._of_products(eqn))
             return [self._wide(args[0], units), *args[1:]]
         return [self.moved(x, units) for x in args]
 
     def after(self, eqn, outs: list) -> list:
         """The results, off by a rounding."""
-        if eqn.primitive.name in EXACT or _is_exact(eqn):
+        if primitives.of(eqn).exact or _is_exact(eqn):
             return outs
         n = terms(eqn)
-        narrow = eqn.primitive.name in _PRODUCTS and _itemsize(outs[0]) < 4
+        narrow = primitives.is_product(eqn) and _itemsize(outs[0]) < 4
         return [self.moved(x, 1.0 if narrow else math.sqrt(n)) for x in outs]
 
     def inside_shards(self) -> "Noise":
@@ -129,7 +129,7 @@ def terms(eqn) -> int:
 
 def _is_exact(eqn) -> bool:
     """A cast that loses nothing; bits of a random number made one in [0, 1)."""
-    if eqn.primitive.name == "convert_element_type":
+    if primitives.is_cast(eqn):
         before, after = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
         if not jnp.issubdtype(before, jnp.floating):
             return True

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import LOOPS
 
 # the result has the values of the operand
 _SAME = frozenset("copy copy_p name pvary pcast reshard sharding_constraint".split())
@@ -100,7 +99,7 @@ class ProgramLevel:
         """Whether a loop is around it."""
         level: ProgramLevel | None = self
         while level is not None:
-            if level.eqn is not None and level.eqn.primitive.name in LOOPS:
+            if level.eqn is not None and primitives.is_loop(level.eqn):
                 return True
             level = level.outer
         return False

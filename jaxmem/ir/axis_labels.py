@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from jaxmem import _compat
 from jaxmem.ir import label_products as products
 from jaxmem.ir import label_rules as rules
+from jaxmem.ir import primitives
 from jaxmem.ir.label_rules import CONSTRAINT, Labels, Rule
 from jaxmem.ir.primitives import (
     ELEMENTWISE,
@@ -54,7 +55,7 @@ def labels(eqn, n: int) -> Labels | str:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return UNKNOWN
-    if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
+    if not primitives.is_constraint(eqn) and _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, n)
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.label_rules import Labels, is_constraint
@@ -28,12 +28,12 @@ def sent(eqn, spreads: Spreads) -> float:
     """
     if spreads.mesh is None:
         return 0.0
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         inside = eqn.params["jaxpr"], spreads.body(eqn)
         return eqn.params["length"] * _sent_in(*inside)
     if (body := jaxprs.called(eqn)) is not None:
         return _sent_in(body, spreads.inputs(eqn.invars))
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         return 0.0  # its collectives are equations inside, which nobody recomputes
     if is_constraint(eqn):
         return _of_constraint(eqn, spreads)
@@ -56,7 +56,7 @@ def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
     So it is with weights that are spread over the axes of the mesh that the examples
     are spread over (FSDP).
     """
-    if eqn.primitive.name not in _PRODUCTS or spreads.mesh is None:
+    if not primitives.is_product(eqn) or spreads.mesh is None:
         return
     for k, v in enumerate(eqn.invars):
         names = [n for j, _, n in _spread_axes(eqn, spreads) if j == k]
@@ -105,7 +105,7 @@ def _is_summed(eqn, table: Labels, label, names: Names, spreads: Spreads) -> boo
 
 def _is_gathered(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
     """Whether a result is whole along an axis that an operand is spread along."""
-    if eqn.primitive.name in _PRODUCTS:
+    if primitives.is_product(eqn):
         return False
     for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
         if label in of_axes:

@@ -12,7 +12,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.chips import CHIPS
 from jaxmem.chips import Machine as Machine
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import devices_of
 from jaxmem.ir.part_marks import innermost_operations
@@ -39,12 +39,12 @@ def fused_only(eqn, sent: float = 0.0) -> float | None:
 
 def is_fused(eqn) -> bool:
     """Whether an equation is done inside of what reads its result."""
-    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
+    return eqn.primitive.name in FUSED or primitives.is_barrier(eqn)
 
 
 def is_lookup(eqn) -> bool:
     """Whether codes are looked up in a table of a byte's values, as NF4's sixteen."""
-    if eqn.primitive.name != "gather":
+    if not primitives.is_gather(eqn):
         return False
     table, codes = (elements(v.aval.shape) for v in eqn.invars[:2])
     return table <= min(256, codes)
@@ -79,7 +79,7 @@ def seconds(eqn, machine: Machine) -> float | None:
         return _inside(eqn, lambda e: seconds(e, machine))
     if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
         return None
-    if eqn.primitive.name in MATMULS:
+    if primitives.is_product(eqn):
         narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
@@ -91,7 +91,7 @@ def seconds(eqn, machine: Machine) -> float | None:
 
 def product_seconds(eqn, machine: Machine) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
-    if eqn.primitive.name in MATMULS:
+    if primitives.is_product(eqn):
         return seconds(eqn, machine) or 0.0
     return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
 
@@ -115,7 +115,7 @@ def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
         if len(known) < len(parts):
             return None
         sums.append(sum(known))
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    times *= devices_of(eqn) if eqn.primitive.name == "shard_map" else 1
+    times = eqn.params["length"] if primitives.is_scan(eqn) else 1
+    times *= devices_of(eqn) if primitives.is_shard_map(eqn) else 1
     # one branch is taken, and nobody knows which
-    return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))
+    return times * (max(sums) if primitives.is_branch(eqn) else sum(sums))

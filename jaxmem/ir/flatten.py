@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import barrier, is_var
 
 
@@ -84,7 +84,7 @@ def is_plain_call(eqn) -> bool:
 
 
 def is_jit(eqn) -> bool:
-    return eqn.primitive.name in ("jit", "pjit")
+    return primitives.is_jit(eqn)
 
 
 def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
@@ -118,12 +118,12 @@ def is_usual_memory(sharding) -> bool:
 
 
 def _hides_backward_scan(eqn) -> bool:
-    if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
+    if not primitives.is_remat(eqn):
         return False
     if not eqn.params["differentiated"]:
         return False
     return any(
         # the backward scan runs from the last layer to the first
-        e.primitive.name == "scan" and e.params["reverse"]
+        primitives.is_scan(e) and e.params["reverse"]
         for e in jaxprs.walk(jaxprs.bodies(eqn)[0])
     )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_on_host, is_var, scan_like, split, xs_of, ys_of
 
 # a pass of XLA:GPU; `xla_disable_hlo_passes` with its name leaves all to kernels
@@ -61,7 +61,7 @@ def with_hidden_indices(closed):
 
 def walks_back(eqn) -> bool:
     """Whether a scan goes backwards through arrays in the host's memory."""
-    if eqn.primitive.name != "scan" or not eqn.params["reverse"]:
+    if not primitives.is_scan(eqn) or not eqn.params["reverse"]:
         return False
     return any(is_var(v) and is_on_host(v) for v in (*xs_of(eqn), *ys_of(eqn)))
 
@@ -89,7 +89,7 @@ def _rule(hide: Hide | None = None) -> Callable:
             return None
         if eqn.primitive.name in _LOOPS:
             return _LOOPS[eqn.primitive.name](eqn, args, hiding())
-        if eqn.primitive.name == "shard_map":
+        if primitives.is_shard_map(eqn):
             run = lambda args: jaxprs.evaluate(inside[0], args, _rule())
             return _compat.shard_map_again(eqn, run, args)
         if hide is not None and (body := jaxprs.called(eqn)) is not None:

@@ -5,7 +5,7 @@ Each device has a link of its own: bytes and seconds are those of one.
 
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import Machine, seconds
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.propagation import on_device, spreads_in
@@ -29,19 +29,19 @@ def host_traffic(closed, given: InputSpreads | None = None) -> int:
 def _traffic(eqn, spreads: Spreads) -> int:
     """Of an equation and its bodies, all iterations of a scan."""
     total = 0
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         for u, v in zip(eqn.invars, eqn.outvars, strict=True):
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
             shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
             total += size // shards if is_on_host(u) != is_on_host(v) else 0
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    times = eqn.params["length"] if primitives.is_scan(eqn) else 1
     inside = (host_traffic(b, _given(eqn, b, spreads)) for b in jaxprs.bodies(eqn))
     return total + times * sum(inside)
 
 
 def _given(eqn, body, spreads: Spreads) -> InputSpreads | None:
     """How the inputs of a body are spread, as far as that is known."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return spreads.body(eqn)
     return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 
@@ -59,7 +59,7 @@ def waiting_for_host(
     total, spreads = 0.0, spreads_in(closed, given)
     for eqn in jaxprs.split(closed)[0].eqns:
         within = [(body, _given(eqn, body, spreads)) for body in jaxprs.bodies(eqn)]
-        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
+        if primitives.is_scan(eqn) and not any(map(_has_copies, _inner(eqn))):
             total += _waiting(eqn, machine, spreads)
         else:
             total += sum(waiting_for_host(b, machine, known) for b, known in within)
@@ -79,11 +79,11 @@ def _inner(eqn) -> list[Any]:
 
 
 def _has_copies(eqn) -> bool:
-    return eqn.primitive.name == "scan" and any(map(_moves, jaxprs.bodies(eqn)))
+    return primitives.is_scan(eqn) and any(map(_moves, jaxprs.bodies(eqn)))
 
 
 def _moves(body) -> bool:
     """Whether anything in a body goes to the host's memory, or comes from it."""
-    puts = (e for e in jaxprs.walk(body) if e.primitive.name == "device_put")
+    puts = (e for e in jaxprs.walk(body) if primitives.is_transfer(e))
     pairs = (zip(e.invars, e.outvars, strict=True) for e in puts)
     return any(is_on_host(u) != is_on_host(v) for pair in pairs for u, v in pair)

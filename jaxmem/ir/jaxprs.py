@@ -15,6 +15,7 @@ import jax.core
 from jax.sharding import AxisType
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 
 # Primitives whose body has no constants of its own: they come in as arguments.
 TAKES_OPEN_JAXPR = ("checkpoint", "remat", "remat2")
@@ -135,7 +136,7 @@ def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
         if not is_body(value):
             return value
         body = next(fresh)
-        if eqn.primitive.name not in TAKES_OPEN_JAXPR:
+        if not primitives.is_remat(eqn):
             return body
         # an open jaxpr has no constants: they become its first arguments
         extra.extend(body.consts)

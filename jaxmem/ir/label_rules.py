@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import split
 
 Label = Hashable  # None: the axis cannot be cut
@@ -79,7 +80,7 @@ def each_alone(eqn, n: int) -> Labels:
 def is_to_memory(eqn) -> bool:
     """Whether it sends arrays to another memory of their device, and nothing else."""
     places = eqn.params.get("devices", ())
-    sends = eqn.primitive.name == "device_put"
+    sends = primitives.is_transfer(eqn)
     return sends and all(isinstance(place, jax.memory.Space) for place in places)
 
 
@@ -99,7 +100,7 @@ CONSTRAINT = "sharding_constraint"
 
 def is_constraint(eqn) -> bool:
     """Whether it says how an array is to be spread, and computes nothing."""
-    return eqn.primitive.name == CONSTRAINT
+    return primitives.is_constraint(eqn)
 
 
 def constraint(eqn, n: int) -> Labels:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 
 
 def mapped_axes(eqn) -> frozenset[str]:
@@ -19,7 +19,7 @@ def devices_of(eqn) -> int:
 
 def operations_of(eqn) -> list[Any]:
     """The operations of a `shard_map`; else the equation itself."""
-    if eqn.primitive.name != "shard_map":
+    if not primitives.is_shard_map(eqn):
         return [eqn]
     return [e for e in jaxprs.bodies(eqn)[0].eqns if not is_of_number(e)]
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import branch_parts, jaxprs, map_parts, scan_parts
+from jaxmem.ir import branch_parts, jaxprs, map_parts, primitives, scan_parts
 from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.flatten import flatten
@@ -74,11 +74,11 @@ def _separable(eqn) -> list[int]:
 
 def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         body = inside_of(eqn, lambda closed: apart(flatten(closed), wanted))
         return map_parts.taken_apart(eqn, body, args)
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
-    if eqn.primitive.name == "cond":
+    if primitives.is_branch(eqn):
         return branch_parts.taken_apart(eqn, bodies, args, wanted)
     return scan_parts.taken_apart(eqn, bodies[0], args, wanted)
 
@@ -93,7 +93,7 @@ def together(closed) -> Any:
     instead = {}
     for i, eqn in enumerate(graph.eqns):
         old = jaxprs.bodies(eqn)
-        if eqn.primitive.name == "shard_map" and any(map(is_part, jaxprs.walk(old[0]))):
+        if primitives.is_shard_map(eqn) and any(map(is_part, jaxprs.walk(old[0]))):
             instead[i] = partial(_with_shards, eqn)
         if eqn.primitive.name not in ("scan", "cond", "while"):
             continue
@@ -112,4 +112,4 @@ def _with_shards(eqn, values: Values) -> list[Any]:
 
 def _with_bodies(eqn, bodies: list[Any], values: Values) -> list[Any]:
     outs = jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], bodies)
-    return branch_parts.as_one(bodies, outs) if eqn.primitive.name == "cond" else outs
+    return branch_parts.as_one(bodies, outs) if primitives.is_branch(eqn) else outs

@@ -7,7 +7,7 @@ callback can be compiled: what is measured is the step without them.
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 
 _PRINTS = ("debug_callback", "debug_print")
 
@@ -28,7 +28,7 @@ def _rule(eqn: Any, args: list[Any]) -> list[Any] | None:
     bodies = jaxprs.bodies(eqn)
     if not any(map(prints_in, bodies)):
         return None
-    if eqn.primitive.name == "shard_map":  # its axes have a meaning inside alone
+    if primitives.is_shard_map(eqn):  # its axes have a meaning inside alone
         body = _compat.ClosedJaxpr(bodies[0], ())
         shards = lambda args: jaxprs.evaluate(body, args, _rule)
         return _compat.shard_map_again(eqn, shards, args)

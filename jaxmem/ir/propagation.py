@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import Labels
@@ -49,7 +49,7 @@ def on_device(eqn, spreads: Spreads, of: Callable[[Any], float | None]) -> float
 
     `of`: gives those of an equation, on all devices; None where nobody can tell.
     """
-    if eqn.primitive.name != "scan" or spreads.mesh is None:
+    if not primitives.is_scan(eqn) or spreads.mesh is None:
         return (of(eqn) or 0.0) / spreads.workers(eqn)
     body = eqn.params["jaxpr"]
     inside = spreads_in(body, spreads.body(eqn))
@@ -120,11 +120,11 @@ def _is_told(eqn) -> bool:
 
 def _told(eqn, args: list) -> list[Any] | None:
     """Instead of what Shardy cannot follow, or needs a chip: what it says of shards."""
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         return args
     if eqn.primitive.name in _IN_CHLO:
         return [jax.lax.neg(*args)]
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         mesh, specs = eqn.params["mesh"], eqn.params["out_specs"]
         outs = zip(_zeros(eqn), specs, strict=True)
         place = jax.lax.with_sharding_constraint
@@ -168,7 +168,7 @@ def _tell_numbers(closed, found: Spreads) -> None:
 
 def _as_read(eqn, v, found: Spreads) -> Spread:
     """How an operand is spread, by what is known of an equation's other arrays."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return _as_read_in_scan(eqn, v, found)
     if (body := jaxprs.called(eqn)) is not None:
         return _as_read_in_call(eqn, v, found, body)

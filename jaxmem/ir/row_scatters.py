@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
@@ -143,10 +143,10 @@ class RowSums:
                 continue
             i = self.graph.maker[w]
             eqn = self.graph.eqns[i]
-            if eqn.primitive.name == "convert_element_type":
+            if primitives.is_cast(eqn):
                 casts.append(eqn.invars[0])
                 continue
-            if eqn.primitive.name == "scatter-add":
+            if primitives.is_scatter_add(eqn):
                 found.append(i)
             todo += _summed(eqn, w)
         return found, casts
@@ -170,7 +170,7 @@ def _summed(eqn, v) -> list[Any] | str:
 
 def _own_slots(eqn) -> int:
     """How many rows an equation adds."""
-    if eqn.primitive.name != "scatter-add":
+    if not primitives.is_scatter_add(eqn):
         return 0
     return jaxprs.elements(eqn.invars[1].aval.shape)
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import bodies, is_var, split
 
 LONGEST = 60  # characters of a formula
@@ -57,7 +58,7 @@ class _Scope:
             jaxpr, _ = split(body)
             if len(jaxpr.outvars) == len(eqn.outvars):
                 same = len(jaxpr.invars) == len(eqn.invars)
-                call = same and eqn.primitive.name not in ("scan", "while")
+                call = same and not primitives.is_loop(eqn)
                 pairs = zip(jaxpr.invars, eqn.invars, strict=True) if call else ()
                 inputs = {v: (self, given) for v, given in pairs}
                 return _Scope(jaxpr, inputs, self.op_of(eqn))
@@ -172,12 +173,12 @@ def _opened(scope: _Scope, eqn) -> _Scope | None:
 
 def _is_layer(scope: _Scope, eqn) -> bool:
     """A product, or one with a bias."""
-    if eqn.primitive.name in PRODUCTS:
+    if primitives.is_product(eqn):
         return True
     if eqn.primitive.name != "add":
         return False
     makers = [_definition(scope, v)[2] for v in eqn.invars]
-    return any(m is not None and m.primitive.name in PRODUCTS for m in makers)
+    return any(m is not None and primitives.is_product(m) for m in makers)
 
 
 def _wrapped(text: str, tight: int, least: int) -> str:

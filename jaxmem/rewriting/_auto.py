@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jaxmem import _compat
 from jaxmem._checks import check_callable
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir import primitives
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
@@ -166,7 +167,7 @@ def _inside(jaxpr, place: int) -> tuple[list[int], list[int]]:
 
 def _called(eqn, place: int) -> Iterator[tuple[Any, int]]:
     """Bodies that take an input, and how many come before the first they take."""
-    if eqn.primitive.name != "while":  # the inputs of its bodies are not in order
+    if not primitives.is_while(eqn):  # the inputs of its bodies are not in order
         for body in _jaxpr.bodies(eqn):
             jaxpr, _ = _jaxpr.split(body)
             offset = len(eqn.invars) - len(jaxpr.invars)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Aliases, is_transposed
 from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.shard_maps import inside_of
@@ -70,7 +70,7 @@ def has_level(eqn) -> bool:
         return False
     inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
-    return both or any(e.primitive.name == "scan" or is_part(e) for e in inside)
+    return both or any(primitives.is_scan(e) or is_part(e) for e in inside)
 
 
 class Pass(Generic[C, R]):

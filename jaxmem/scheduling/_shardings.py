@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import (
     constrained,
     is_explicit,
@@ -172,7 +172,7 @@ def with_results_placed(closed, outs: Leaves):
     if not any(outs):
         return closed
     jaxpr = jaxprs.split(closed)[0]
-    maps = (e for e in jaxpr.eqns if e.primitive.name == "shard_map")
+    maps = (e for e in jaxpr.eqns if primitives.is_shard_map(e))
     made = {v for eqn in maps for v in eqn.outvars}
     free = [not is_var(v) or v not in made for v in jaxpr.outvars]
     plain = [

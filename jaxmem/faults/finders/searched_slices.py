@@ -5,9 +5,8 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.faults.program import TracedProgram
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.scans import LOOPS
 
 # What a value depends on: of arguments XLA does not try to follow it.
 _GIVEN, _COUNTER, _LOOP = "given", "counter", "loop"
@@ -52,12 +51,12 @@ def _results(eqn, ins: list[Marks]) -> tuple[list[Marks], list[tuple[Any, str]]]
     if (body := jaxprs.called(eqn)) is not None:
         return _walk(body, ins)
     found: list[tuple[Any, str]] = []
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         found = _walk(eqn.params["jaxpr"], _scanned(eqn, ins))[1]
-    elif eqn.primitive.name == "while":
+    elif primitives.is_while(eqn):
         n = eqn.params["cond_nconsts"]
         found = _walk(eqn.params["body_jaxpr"], ins[n:])[1]
-    if eqn.primitive.name in LOOPS or _is_search(eqn):
+    if primitives.is_loop(eqn) or _is_search(eqn):
         together |= {_LOOP}
     return [together] * len(eqn.outvars), found
 
@@ -96,7 +95,7 @@ def _is_searched(eqn, ins: list[Marks]) -> bool:
     first = _READS.get(eqn.primitive.name)
     if first is None:
         return False
-    if eqn.primitive.name == "gather" and elements(eqn.invars[1].aval.shape[:-1]) != 1:
+    if primitives.is_gather(eqn) and elements(eqn.invars[1].aval.shape[:-1]) != 1:
         return False
     index = frozenset().union(*ins[first:])
     return {_COUNTER, _LOOP} <= index and _GIVEN not in index

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Definition, definition_of, kept_values
 from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
@@ -48,7 +48,7 @@ def _cast_from(copy: Definition):
     if eqn is not None and eqn.primitive.name == "mul":  # by 2, as kept for a square
         scaled = [v for v in eqn.invars if is_var(v)]
         eqn = copy.level.maker(scaled[0]) if len(scaled) == 1 else None
-    if eqn is None or eqn.primitive.name != "convert_element_type":
+    if eqn is None or not primitives.is_cast(eqn):
         return None
     source = eqn.invars[0]
     types = source.aval.dtype, copy.var.aval.dtype

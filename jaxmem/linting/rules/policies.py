@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import kept_values
 from jaxmem.linting._subject import (
@@ -94,7 +95,7 @@ def unmatched_name(subject: Subject) -> Iterator[Finding]:
 
 def _names(subject: Subject) -> set[str]:
     eqns = (e for level in levels(subject.closed) for e in level.graph.eqns)
-    return {e.params["name"] for e in eqns if e.primitive.name == "name"}
+    return {e.params["name"] for e in eqns if primitives.is_named(e)}
 
 
 def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
@@ -107,7 +108,7 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
                 kept.update(*(carriers.get(v, ()) for v in filter(is_var, eqn.invars)))
                 continue
             # a loop stacks its residuals; its carry is no residual
-            first = _compat.scan_counts(eqn)[1] if eqn.primitive.name == "scan" else 0
+            first = _compat.scan_counts(eqn)[1] if primitives.is_scan(eqn) else 0
             for inner in level.inside(eqn):
                 outs = filter(is_var, inner.graph.outvars[first:])
                 names = _carriers(inner)

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     CALLS,
     LEAST,
-    PRODUCTS,
     Finding,
     Subject,
     SubjectLevel,
@@ -91,7 +90,7 @@ class _Needs:
 
     def _inside(self, eqn, known: list[bool]) -> "_Needs":
         (inner,) = self.level.inside(eqn)
-        if eqn.primitive.name == "scan":  # a carry may change between iterations
+        if primitives.is_scan(eqn):  # a carry may change between iterations
             n_consts, n_carry = _compat.scan_counts(eqn)
             known[n_consts : n_consts + n_carry] = [False] * n_carry
         return _Needs(inner, known)
@@ -110,7 +109,7 @@ class _Needs:
             if i in self.calls:
                 outs = [v in self.needed for v in eqn.outvars]
                 inner = self.calls[i]
-                loop = eqn.primitive.name == "scan"
+                loop = primitives.is_scan(eqn)
                 read = _mark_scan(eqn, inner, outs) if loop else inner.mark(outs)
             self._want(v for v, r in zip(eqn.invars, read, strict=True) if r)
         return [v in self.needed for v in graph.arguments]
@@ -146,7 +145,7 @@ def _mark_scan(eqn, inner: _Needs, outs: list[bool]) -> list[bool]:
 
 
 def _products(level: SubjectLevel, eqn) -> Iterator[tuple[SubjectLevel, Any]]:
-    if eqn.primitive.name in PRODUCTS:
+    if primitives.is_product(eqn):
         yield level, eqn
     for inner in level.inside(eqn):
         for e in inner.graph.eqns:

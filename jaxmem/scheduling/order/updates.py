@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.propagation import spreads_in
@@ -182,7 +182,7 @@ def _rest(graph: JaxprGraph, update: Update, updates, aliases) -> set[int]:
 
 
 def _by_scan(graph: JaxprGraph, v) -> bool:
-    return v in graph.maker and graph.eqns[graph.maker[v]].primitive.name == "scan"
+    return v in graph.maker and primitives.is_scan(graph.eqns[graph.maker[v]])
 
 
 def _flows(graph: JaxprGraph, v, now: int) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
-from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import LOOPS, is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import WHOLE, Spreads
@@ -42,7 +41,7 @@ def _closed(rewritten: Rewritten) -> Iterator[str]:
     both = any(map(is_transposed, jaxprs.walk(rewritten.written_out)))
     for level in rewritten.levels:
         for eqn in level.jaxpr.jaxpr.eqns if both else ():
-            if eqn.primitive.name == "scan" and _compat.has_side_effects(eqn):
+            if primitives.is_scan(eqn) and _compat.has_side_effects(eqn):
                 inner = next(e for e in jaxprs.walk(jaxprs.bodies(eqn)[0]) if _acts(e))
                 yield f"a scan is left as it is: {named(inner)} has side effects"
             elif _holds_both(eqn):
@@ -70,7 +69,7 @@ def _why_nothing(rewritten: Rewritten) -> str:
             "it has no backward pass; schedule the function that takes the gradient "
             "and updates the parameters"
         )
-    if not any(e.primitive.name == "scan" for e in backward):
+    if not any(primitives.is_scan(e) for e in backward):
         return (
             "no layers are in a jax.lax.scan, and of those that are written out no "
             "update of a MiB or more is in place and followed by other gradients"
@@ -97,7 +96,7 @@ def held_up(
     of_number = defaultdict(list)
     for update in updates:
         of_number[update.number].append(update)
-    loops = (e for e in graph.eqns if e.primitive.name in LOOPS)
+    loops = (e for e in graph.eqns if primitives.is_loop(e))
     instead = "" if any(map(is_transposed, loops)) else _INSTEAD
     for i, those in sorted(of_number.items()):
         if any(_waits(u, owns) for u in those):
@@ -131,7 +130,7 @@ def _taken_at_once(graph: JaxprGraph) -> Iterator[tuple[int, set[Any]]]:
             continue
         given = [sources.get(v, set()) for v in eqn.invars if is_var(v)]
         together = set().union(*given)
-        mixes = eqn.primitive.name not in ELEMENTWISE and len(together) > 1
+        mixes = not primitives.of(eqn).elementwise and len(together) > 1
         if mixes and max(map(len, given)) < len(together):
             yield i, together
             continue  # what it makes is no gradient any more

@@ -11,7 +11,7 @@ import jax
 
 from jaxmem._checks import OneOf, from_plain
 from jaxmem.chips import CHIPS
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.host_traffic import host_traffic
 from jaxmem.ir.shards import InputSpreads
@@ -272,7 +272,7 @@ def make_plan(
         predicted_peak(rewritten.jaxpr, *about),
         result.fingerprint,
         description.offloaded_bytes,
-        sum(e.primitive.name == _BARRIER for e in jaxprs.walk(rewritten.jaxpr)),
+        sum(primitives.is_barrier(e) for e in jaxprs.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
         target,

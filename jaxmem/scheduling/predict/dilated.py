@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.scheduling.predict.written_out import written_out
@@ -54,7 +54,7 @@ def with_dilated_inputs(closed, tpu: bool):
 
 
 def _has_dilated_input(eqn) -> bool:
-    is_convolution = eqn.primitive.name == _CONVOLUTION
+    is_convolution = primitives.is_convolution(eqn)
     return is_convolution and any(by > 1 for by in eqn.params["lhs_dilation"])
 
 

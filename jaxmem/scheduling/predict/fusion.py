@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.predict.fusion_kinds import (
-    INTO_FIRST,
     Kind,
     kind_of,
     operations_an_element,
@@ -156,7 +156,7 @@ class Fusion:
                 found.update(v for v in eqn.outvars if v not in self.widened)
             if kind in (Kind.TIE, Kind.ALONE):
                 found.update(v for v in self.operands(i) if v not in self.narrowed)
-            if eqn.primitive.name in INTO_FIRST and i not in self.folded:
+            if primitives.of(eqn).into_first and i not in self.folded:
                 found.add(self.resolve(eqn.invars[0]))
         return found & self.graph.maker.keys()
 

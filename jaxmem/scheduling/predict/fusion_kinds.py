@@ -5,7 +5,7 @@ import enum
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
@@ -95,7 +95,7 @@ def _is_view(eqn) -> bool:
 
 def _is_outer(eqn) -> bool:
     """Whether a matrix product sums nothing, and is a product element by element."""
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     (summed, _), _ = eqn.params["dimension_numbers"]
     return all(eqn.invars[0].aval.shape[a] == 1 for a in summed)
@@ -118,7 +118,7 @@ def _is_layout(graph: JaxprGraph, eqn) -> bool:
 def _dot_reads(eqn, out, transposition) -> bool:
     """Whether a product reads a transposed array as it lies."""
     # Batch axes outermost; the summed and the free axes each in one piece.
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     contracting, batch = eqn.params["dimension_numbers"]
     axes = np.argsort(transposition.params["permutation"])
@@ -137,7 +137,7 @@ def _dot_reads(eqn, out, transposition) -> bool:
 
 def _dot_writes(eqn, transposition) -> bool:
     """Whether a product can write a transposition of its result at once."""
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
     out, rows = eqn.outvars[0].aval, eqn.invars[0].aval.ndim - len(contracting)

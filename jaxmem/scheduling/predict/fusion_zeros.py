@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
@@ -68,7 +69,7 @@ def folded(graph: JaxprGraph) -> dict[int, int]:
     # what else is added to a scattered gradient takes the place of the zeros
     found: dict[int, int] = {}
     for i, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name not in _SCATTERS or not _are_zeros(graph, eqn.invars[0]):
+        if not primitives.is_scatter_add(eqn) or not _are_zeros(graph, eqn.invars[0]):
             continue
         (out,) = eqn.outvars
         users = graph.users.get(out, ())
@@ -76,7 +77,7 @@ def folded(graph: JaxprGraph) -> dict[int, int]:
             continue
         total = graph.eqns[users[0]]
         others = [v for v in total.invars if v is not out and is_var(v)]
-        if total.primitive.name in _SUMS and others:
+        if primitives.is_sum(total) and others:
             found[i] = users[0]
     return found
 

@@ -17,7 +17,7 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.propagation import on_device, spreads_in
@@ -270,9 +270,9 @@ class _Build:
 
 def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
     """(last, first) state of a loop, which lie in one place."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         first = split(eqn, eqn.invars)[1]
-    elif eqn.primitive.name == "while":
+    elif primitives.is_while(eqn):
         first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
     else:
         return

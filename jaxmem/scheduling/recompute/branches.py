@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.branch_parts import BRANCHES
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.nested_parts import made_apart
@@ -83,7 +83,7 @@ def in_parts(level: Level) -> tuple[Any, Pair] | None:
     graph = JaxprGraph(jaxpr)
     inside = partial(spreads_in, jaxpr, level.spreads)
     # what a `cond` sends nobody can tell
-    sent = {id(e): 0.0 for e in graph.eqns if e.primitive.name == "cond"}
+    sent = {id(e): 0.0 for e in graph.eqns if primitives.is_branch(e)}
     return jaxpr, replace(_pair(graph), inside=inside, _sent=sent)
 
 

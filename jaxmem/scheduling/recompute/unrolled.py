@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import MATMULS
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
+from jaxmem.ir.scans import barrier, is_var, size_of
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -59,12 +59,12 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
 
 def _is_stack(graph: JaxprGraph, v) -> bool:
     """Whether a loop made it: loops are not run a second time."""
-    return graph.eqns[graph.maker[v]].primitive.name in LOOPS
+    return primitives.is_loop(graph.eqns[graph.maker[v]])
 
 
 def without_loops(price: PriceWithSends) -> PriceWithSends:
     """The same price, but loops are not run a second time."""
-    is_loop = lambda eqn: eqn.primitive.name in LOOPS
+    is_loop = lambda eqn: primitives.is_loop(eqn)
     return lambda eqn, sent=0.0: None if is_loop(eqn) else price(eqn, sent)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Batched, Reduced
@@ -92,7 +93,7 @@ def _at(eqn) -> str:
 def _origin(graph: JaxprGraph, v, found: AfterScan) -> str:
     """What of the scan a blocker is made of, in words."""
     eqn = _first(graph, v, found)
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return "a value that the scan ends with"
     text = f"`{eqn.primitive.name}` over all layers, {_at(eqn)}"
     return text + HINT

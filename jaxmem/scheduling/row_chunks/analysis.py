@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph, of_variables
 from jaxmem.ir.label_products import MATRICES
@@ -92,7 +92,7 @@ class _Target:
 
 
 def _is_marked(eqn) -> bool:
-    by_platform = eqn.primitive.name == "cond" and eqn.params.get("branches_platforms")
+    by_platform = primitives.is_branch(eqn) and eqn.params.get("branches_platforms")
     return bool(by_platform) and MARK in _compat.name_stack(eqn)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.row_scatters import RowSums, Scatters
@@ -44,7 +45,7 @@ class UpdatedTable:
 
 def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
     """Those for which it pays, in order."""
-    if not any(eqn.primitive.name == "scatter-add" for eqn in graph.eqns):
+    if not any(primitives.is_scatter_add(eqn) for eqn in graph.eqns):
         return
     sums, taken = RowSums(graph), set()
     for i, eqn in enumerate(graph.eqns):

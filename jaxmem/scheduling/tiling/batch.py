@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var
@@ -276,7 +276,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
     waits = next((batch.behind[v] for v in eqn.invars if _in(v, batch.behind)), "")
     terms = any(isinstance(s, str) for s in ins)
     cut = any(isinstance(s, int) for s in ins)
-    is_move = eqn.primitive.name in MOVES or eqn.primitive.name == "scatter-add"
+    is_move = eqn.primitive.name in MOVES or primitives.is_scatter_add(eqn)
     if waits or (terms and (cut or not is_move)):
         if cut and _known_early(batch, eqn, ins):
             return

@@ -9,16 +9,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.partial_sums import MOVES
-from jaxmem.scheduling.tiling.regions import PRODUCTS
 
 
 def has_product(eqn) -> bool:
     """Whether an equation is a product, or has one in its bodies."""
     inner = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
-    return any(e.primitive.name in PRODUCTS for e in (eqn, *inner))
+    return any(primitives.is_product(e) for e in (eqn, *inner))
 
 
 def has_gradients(batch) -> bool:

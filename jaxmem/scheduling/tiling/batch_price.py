@@ -8,6 +8,7 @@ by each, and every kernel is started `n` times.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from jaxmem.ir import primitives
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
@@ -53,7 +54,7 @@ def _of(eqn, found: PartTreatment | None, n: int, price: Price) -> _Both:
     if found is None:
         return _Both(price.alike(eqn), price.alike(eqn))
     if found.inner:
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        times = eqn.params["length"] if primitives.is_scan(eqn) else 1
         # one branch of a `cond` is taken, and nobody knows which
         return max(_of_body(eqn, body, n, price) for body in found.inner).times(times)
     ins, outs = _axes(found.ins), _axes(found.outs)

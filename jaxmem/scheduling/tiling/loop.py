@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
@@ -69,7 +69,7 @@ class _Sum:
 
     def _given(self, read):
         """What is summed onto; None if nothing is."""
-        if self.eqn.primitive.name == "scatter-add":  # onto what was there
+        if primitives.is_scatter_add(self.eqn):  # onto what was there
             return read(self.eqn.invars[0]).astype(self.dtype)
         return None if self.start is None else read(self.start)
 
@@ -87,7 +87,7 @@ class _Sum:
         """The sum with one part added."""
         add = lambda total, *args: self._added(args, total)
         # of a convolution in groups XLA gathers the operands
-        mapped = self.eqn.primitive.name == "conv_general_dilated"
+        mapped = primitives.is_convolution(self.eqn)
         for one in reversed(self.apart):
             add = one.each(add, mapped)
         if mapped:  # no pass looks for regions in it
@@ -191,7 +191,7 @@ class _RegionLoop:
 
     def _before(self, follower, v) -> Any:
         """What a sum is added to, where that is there before the loop."""
-        if follower.primitive.name not in ("add", "add_any"):
+        if not primitives.is_sum(follower):
             return None
         (other,) = [w for w in follower.invars if w is not v] or [None]
         if other is None or not is_var(other) or other.aval.dtype != wide(v.aval.dtype):
@@ -269,7 +269,7 @@ class _Part:
         for i in self.loop.order:
             eqn, (ins, outs, _) = self.loop.graph.eqns[i], self.loop.region.cut[i]
             one = self.loop.sums.get(i)
-            if one is not None and one.eqn.primitive.name == "scatter-add":
+            if one is not None and primitives.is_scatter_add(one.eqn):
                 ins = (None, *ins[1:])
             args = [self.read(v, a) for v, a in zip(eqn.invars, ins, strict=True)]
             if one is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling import one_by_one
@@ -52,9 +52,9 @@ def treatment(
     try:
         if _compat.has_side_effects(eqn):
             raise NotInParts(eqn, "it has side effects")
-        if eqn.primitive.name == "scan":
+        if primitives.is_scan(eqn):
             return _scan(eqn, ins, wanted, parts)
-        if eqn.primitive.name == "cond":
+        if primitives.is_branch(eqn):
             return _cond(eqn, ins, wanted, parts)
         return _call(eqn, ins, wanted, parts)
     except NotInParts as reason:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import draws_by_place
 from jaxmem.ir.primitives import ELEMENTWISE
@@ -72,7 +72,7 @@ def made_by(eqns: Sequence[Any], draws: Callable[[Any], bool]) -> set[int]:
 
 
 def is_packed(eqn) -> bool:
-    return eqn.primitive.name == "name" and eqn.params["name"] == PACKED
+    return primitives.is_named(eqn) and eqn.params["name"] == PACKED
 
 
 def _draws(eqn) -> bool:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.label_rules import CONSTRAINT
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var, scan_like, split
 from jaxmem.ir.shards import constrained
@@ -81,7 +80,7 @@ class PartValues:
         ins, outs = axes(found.ins), axes(found.outs)
         if all(axis is None for axis in [*ins, *outs]):  # on terms
             return _compat.bind(eqn, args)
-        if eqn.primitive.name == CONSTRAINT:
+        if primitives.is_constraint(eqn):
             return [constrained(eqn, args[0], ins[0])]
         length = lambda size: size // self.n
         start = lambda size: self.part * length(size)

@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import cut
-from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.primitives import SUMS_OVER_DEVICES, VARYING
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import held_labels
@@ -107,7 +107,7 @@ def treated(
     """
     if any(isinstance(s, str) for s in ins):
         return _on_terms(eqn, ins)
-    if eqn.primitive.name == "optimization_barrier":
+    if primitives.is_barrier(eqn):
         pairs = zip(ins, wanted, strict=True)
         kept = tuple(w if s is None else s for s, w in pairs)
         return PartTreatment(kept, kept)
@@ -117,7 +117,7 @@ def treated(
         raise NotInParts(eqn, "it sums over devices")
     asks = [*wanted] if all(s is None for s in ins) else [None] * len(eqn.outvars)
     known = [s if isinstance(s, int) else None for s in ins]
-    is_held = eqn.primitive.name == CONSTRAINT
+    is_held = primitives.is_constraint(eqn)
     table = held_labels(eqn, parts.shards) if is_held else None
     found = cut(eqn, known, asks, parts.blocks, table)
     if isinstance(found, str):

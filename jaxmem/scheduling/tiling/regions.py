@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import (
     BEYOND,
     DIVIDES,
@@ -21,7 +22,6 @@ from jaxmem.ir.axis_labels import (
     labels,
 )
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
@@ -154,7 +154,7 @@ def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
         return AT_ONCE
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
     table = graph.labels(i, n)
-    if eqn.primitive.name == CONSTRAINT:
+    if primitives.is_constraint(eqn):
         table = held_labels(eqn, region.shards)
     found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
     if not isinstance(found, CutAxes):
@@ -262,4 +262,4 @@ def inner(graph: JaxprGraph, region: Region) -> set[Any]:
 
 
 def has_product(graph: RegionGraph, region: Region) -> bool:
-    return any(graph.eqns[i].primitive.name in PRODUCTS for i in region.eqns)
+    return any(primitives.is_product(graph.eqns[i]) for i in region.eqns)

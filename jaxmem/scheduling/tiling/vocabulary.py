@@ -14,6 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
@@ -82,7 +83,7 @@ def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
 
 
 def _is_linear_layer(eqn) -> bool:
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     (_, batch) = eqn.params["dimension_numbers"]
     return not any(batch) and eqn.outvars[0].aval.ndim > 1
@@ -211,7 +212,7 @@ class _Growth:
     def _out(self, i: int, v, d: int) -> None:
         """An output that is cut: of all the tokens, or of the vocabulary alone."""
         eqn = self.graph.eqns[i]
-        sums = eqn.primitive.name == "dot_general" or "reduce" in eqn.primitive.name
+        sums = primitives.is_dot(eqn) or "reduce" in eqn.primitive.name
         of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
         self._tell(v, d, wide=of_wide and not sums)
         made = sums and i != self.product
@@ -244,8 +245,8 @@ class _Growth:
         if i is None or i in self.cut:
             return None
         eqn = self.graph.eqns[i]
-        puts = eqn.primitive.name == "scatter-add" and eqn.invars[0] in self.masks
-        again = eqn.primitive.name == "dot_general" and a in self.wide
+        puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
+        again = primitives.is_dot(eqn) and a in self.wide
         if eqn.primitive.name in _CHEAP or puts or again:
             treated = treatment(eqn, self.axis, self.size)
             if not isinstance(treated, str):
