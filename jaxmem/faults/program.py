@@ -8,9 +8,7 @@ import jax
 
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-
-# the result has the values of the operand
-_SAME = frozenset("copy copy_p name pvary pcast reshard sharding_constraint".split())
+from jaxmem.ir.primitives import Kind
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class ProgramLevel:
                 level, v = level.given(v)
                 continue
             eqn = level.graph.eqns[i]
-            if eqn.primitive.name in _SAME:
+            if primitives.of(eqn).kind is Kind.IDENTITY:
                 v = eqn.invars[0]
             elif (body := jaxprs.called(eqn)) is not None:
                 level = ProgramLevel(JaxprGraph(body), eqn, level)
@@ -84,7 +82,7 @@ class ProgramLevel:
             i = level.graph.maker.get(v)
             if i is not None:
                 eqn = level.graph.eqns[i]
-                if eqn.primitive.name not in _SAME:
+                if primitives.of(eqn).kind is not Kind.IDENTITY:
                     break
                 v = eqn.invars[0]
                 continue

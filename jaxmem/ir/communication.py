@@ -12,11 +12,9 @@ from typing import Any
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels, is_constraint
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.shards import Names, Spreads
-
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def sent(eqn, spreads: Spreads) -> float:
@@ -35,7 +33,7 @@ def sent(eqn, spreads: Spreads) -> float:
         return _sent_in(body, spreads.inputs(eqn.invars))
     if primitives.is_shard_map(eqn):
         return 0.0  # its collectives are equations inside, which nobody recomputes
-    if is_constraint(eqn):
+    if primitives.is_constraint(eqn):
         return _of_constraint(eqn, spreads)
     summed, gathered, cut = set(), set(), 0.0
     for k, axis, names in _spread_axes(eqn, spreads):

@@ -16,30 +16,25 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import devices_of
 from jaxmem.ir.part_marks import innermost_operations
-from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 
-# done where they are read, inside whatever reads them
-FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
-FUSED |= {"empty", "empty2"}  # nobody writes or reads them
 _HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
-MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
-_RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    free = lambda e: e.primitive.name in FUSED or is_lookup(e)
+    free = lambda e: primitives.of(e).fused or is_lookup(e)
     fused = all(map(free, innermost_operations(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 
 def is_fused(eqn) -> bool:
     """Whether an equation is done inside of what reads its result."""
-    return eqn.primitive.name in FUSED or primitives.is_barrier(eqn)
+    return primitives.of(eqn).fused or primitives.is_barrier(eqn)
 
 
 def is_lookup(eqn) -> bool:
@@ -52,13 +47,12 @@ def is_lookup(eqn) -> bool:
 
 def flops(eqn) -> float:
     """Multiplications and additions of matmuls and convolutions, loops in full."""
-    name = eqn.primitive.name
-    if name == "dot_general":
+    if primitives.is_dot(eqn):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         shape = eqn.invars[0].aval.shape
         inner = elements([shape[a] for a in contracted])
         return 2.0 * inner * elements(eqn.outvars[0].aval.shape)
-    if name == "conv_general_dilated":
+    if primitives.is_convolution(eqn):
         kernel = list(eqn.invars[1].aval.shape)
         # its output features are among the elements of the output
         kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
@@ -75,16 +69,17 @@ def seconds(eqn, machine: Machine) -> float | None:
         return None
     if is_fused(eqn):
         return 0.0
-    if jaxprs.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
+    known = primitives.of(eqn)
+    if jaxprs.bodies(eqn) and not known.opaque:
         return _inside(eqn, lambda e: seconds(e, machine))
-    if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
+    if known.opaque or known.sends:
         return None
     if primitives.is_product(eqn):
         narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
     # a counter is hashed: that takes arithmetic where others wait for memory
-    if eqn.primitive.name in _RANDOM:
+    if known.kind is Kind.RANDOM:
         moved = _HASH * sum(map(size_of, eqn.outvars))
     return moved / machine.bandwidth
 
@@ -94,14 +89,6 @@ def product_seconds(eqn, machine: Machine) -> float:
     if primitives.is_product(eqn):
         return seconds(eqn, machine) or 0.0
     return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
-
-
-# the jaxpr does not say how often they iterate, or what they do
-_OPAQUE = {"while", "pallas_call", "ffi_call", "custom_call"}
-_COLLECTIVES = {
-    *("psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_to_all"),
-    *("all_gather", "all_gather_invariant", "reduce_scatter", "psum_scatter"),
-}
 
 
 def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:

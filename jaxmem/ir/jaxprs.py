@@ -18,7 +18,6 @@ from jaxmem import _compat
 from jaxmem.ir import primitives
 
 # Primitives whose body has no constants of its own: they come in as arguments.
-TAKES_OPEN_JAXPR = ("checkpoint", "remat", "remat2")
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def bodies(eqn) -> list[Any]:
 def called(eqn) -> Any:
     """The body of a call, whose inputs and outputs are those of the equation."""
     inside = bodies(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
+    if len(inside) != 1 or primitives.is_loop(eqn) or primitives.is_shard_map(eqn):
         return None
     jaxpr = split(inside[0])[0]
     counts = len(jaxpr.invars), len(jaxpr.outvars)

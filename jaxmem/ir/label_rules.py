@@ -95,14 +95,6 @@ def psum(eqn, n: int) -> Labels | str:
     return each_alone(eqn, n)
 
 
-CONSTRAINT = "sharding_constraint"
-
-
-def is_constraint(eqn) -> bool:
-    """Whether it says how an array is to be spread, and computes nothing."""
-    return primitives.is_constraint(eqn)
-
-
 def constraint(eqn, n: int) -> Labels:
     """A constraint holds for a part as it is where it leaves the axis whole."""
     del n
@@ -170,20 +162,9 @@ def transpose(eqn, n: int) -> Labels:
     return Labels((axes_of(eqn.invars[0]),), (outs,))
 
 
-COMBINE = {
-    "reduce_sum": "add",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_prod": "mul",
-    "reduce_and": "bitwise_and",
-    "reduce_or": "bitwise_or",
-    "reduce_xor": "bitwise_xor",
-}
-
-
 def reduction(eqn, n: int) -> Labels:
     del n
-    combine, over = COMBINE.get(eqn.primitive.name, ""), eqn.params["axes"]
+    combine, over = primitives.of(eqn).combine, eqn.params["axes"]
     every = axes_of(eqn.invars[0])
     ins = tuple(d if combine or d not in over else None for d in every)
     return Labels((ins,), (tuple(d for d in every if d not in over),), combine)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.primitives import Kind
 
 
 def mapped_axes(eqn) -> frozenset[str]:
@@ -26,7 +27,7 @@ def operations_of(eqn) -> list[Any]:
 
 def is_of_number(eqn) -> bool:
     """Whether it makes a number an array of one element, or the reverse."""
-    if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim"):
+    if primitives.of(eqn).kind is not Kind.SHAPE:
         return False
     shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     return shapes in (((), (1,)), ((1,), ()))

@@ -58,16 +58,15 @@ def _before_moves(graph: JaxprGraph, atoms: Iterable[Any]) -> set[Any]:
 
 def _separable(eqn) -> list[int]:
     """Positions of the results of an equation that parts of it can make."""
-    name = eqn.primitive.name
     if _compat.has_side_effects(eqn):
         return []
     plain = [k for k, v in enumerate(eqn.outvars) if is_plain(v)]
-    if name == "scan":
+    if primitives.is_scan(eqn):
         ends = _compat.scan_counts(eqn)[1]
         return [k for k in plain if k >= ends]
-    if name == "cond":
+    if primitives.is_branch(eqn):
         return plain if branch_parts.can_be_taken_apart(eqn) else []
-    if name == "shard_map":
+    if primitives.is_shard_map(eqn):
         return plain if map_parts.can_be_taken_apart(eqn) else []
     return []
 
@@ -95,7 +94,7 @@ def together(closed) -> Any:
         old = jaxprs.bodies(eqn)
         if primitives.is_shard_map(eqn) and any(map(is_part, jaxprs.walk(old[0]))):
             instead[i] = partial(_with_shards, eqn)
-        if eqn.primitive.name not in ("scan", "cond", "while"):
+        if not (primitives.is_loop(eqn) or primitives.is_branch(eqn)):
             continue
         new = list(map(together, old))
         if any(a is not b for a, b in zip(old, new, strict=True)):

@@ -9,12 +9,10 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 
-_PRINTS = ("debug_callback", "debug_print")
-
 
 def prints_in(body: Any) -> int:
     """How many there are in a jaxpr and in the bodies in it."""
-    return sum(eqn.primitive.name in _PRINTS for eqn in jaxprs.walk(body))
+    return sum(primitives.is_print(eqn) for eqn in jaxprs.walk(body))
 
 
 def without_prints(closed: Any) -> Any:
@@ -23,7 +21,7 @@ def without_prints(closed: Any) -> Any:
 
 
 def _rule(eqn: Any, args: list[Any]) -> list[Any] | None:
-    if eqn.primitive.name in _PRINTS:
+    if primitives.is_print(eqn):
         return []
     bodies = jaxprs.bodies(eqn)
     if not any(map(prints_in, bodies)):

@@ -64,8 +64,9 @@ def named_sharding(sharding) -> jax.NamedSharding | None:
 
 def asked_by(eqn) -> jax.NamedSharding | None:
     """What a constraint asks for."""
-    is_constraint = primitives.is_constraint(eqn)
-    return named_sharding(eqn.params["sharding"]) if is_constraint else None
+    if not primitives.is_constraint(eqn):
+        return None
+    return named_sharding(eqn.params["sharding"])
 
 
 def is_typed(atom, axis: int) -> bool:

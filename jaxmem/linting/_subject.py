@@ -13,8 +13,6 @@ from jaxmem.linting._report import Finding as Finding
 from jaxmem.memory.compile import CompiledProgram, FlatCall
 
 LEAST = 1024  # bytes below which nothing is reported
-PRODUCTS = ("dot_general", "conv_general_dilated")
-CALLS = ("jit", "pjit", "closed_call", *jaxprs.TAKES_OPEN_JAXPR)
 # Every op of this package has such a name scope; two others are around users' code.
 _OWN_SCOPE, _USERS_SCOPES = "jaxmem.", ("jaxmem.leave", "jaxmem.update")
 

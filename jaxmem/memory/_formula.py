@@ -18,13 +18,6 @@ LONGEST = 60  # characters of a formula
 _SHARED = 24  # characters up to which a value that is read twice is written out
 _DEPTHS = (8, 6, 5, 4, 3, 2, 1)  # tried until a formula is short enough
 _LETTERS = "xyzuvwabcdefghijklmnopqrst"
-_VIEWS = frozenset(
-    """
-    broadcast_in_dim convert_element_type copy copy_p expand_dims name pvary
-    optimization_barrier reduce_precision reshape squeeze stop_gradient transpose
-    """.split()
-)
-PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _INFIX = {
     **{"add": ("+", 1), "add_any": ("+", 1), "sub": ("-", 1)},
     **{"mul": ("*", 2), "div": ("/", 2), "dot_general": ("@", 2)},
@@ -153,8 +146,8 @@ def _definition(scope: _Scope, var) -> tuple[_Scope, Any, Any]:
             if var not in scope.given:
                 return scope, var, None
             scope, var = scope.given[var]
-        elif eqn.primitive.name in _VIEWS:
-            var = eqn.invars[0]
+        elif primitives.of(eqn).shows:
+            var = eqn.invars[eqn.outvars.index(var)]
         elif (inner := _opened(scope, eqn)) is not None:
             scope, var = inner, inner.jaxpr.outvars[eqn.outvars.index(var)]
         else:

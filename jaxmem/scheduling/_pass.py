@@ -66,7 +66,8 @@ class Level:
 
 def has_level(eqn) -> bool:
     """Whether the passes look into an equation: it holds scans, or both passes."""
-    if eqn.primitive.name not in ("scan", "cond", "while", "shard_map"):
+    branches = primitives.is_branch(eqn) or primitives.is_shard_map(eqn)
+    if not (branches or primitives.is_loop(eqn)):
         return False
     inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))

@@ -16,7 +16,6 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import (
     constrained,
     is_explicit,
-    is_jit,
     is_usual_memory,
     opened,
     why_closed,
@@ -141,7 +140,9 @@ def _ends(closed) -> set[Any]:
 def _calls(closed) -> list[Any]:
     """The calls of jitted functions that can be written out."""
     ends = _ends(closed)
-    return [e for e in closed.jaxpr.eqns if is_jit(e) and not why_closed(e, ends)]
+    return [
+        e for e in closed.jaxpr.eqns if primitives.is_jit(e) and not why_closed(e, ends)
+    ]
 
 
 def _of(variables: Sequence[Any], calls, atoms: str, shardings: str) -> Leaves:

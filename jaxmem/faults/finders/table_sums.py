@@ -16,9 +16,6 @@ from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.scans import carried_aliases
 from jaxmem.memory.buffers import KINDS, Hlo, Instruction
 
-_ADDS = ("add", "add_any")
-_ZEROS = ("broadcast_in_dim", "full_like", "convert_element_type")
-
 
 def sums_of_tables(program: TracedProgram) -> Iterator[tuple[Any, str]]:
     """Finds sums, carried by a loop, to which the rows of a scatter are added."""
@@ -69,7 +66,7 @@ def _into_zeros(level: ProgramLevel, v) -> Any:
 def _is_zero(level: ProgramLevel, v) -> bool:
     while is_var(v):
         made = level.made(v)
-        if made is None or made[1].primitive.name not in _ZEROS:
+        if made is None or not primitives.of(made[1]).rearranges:
             return False
         level, v = made[0], made[1].invars[0]
     return not v.val

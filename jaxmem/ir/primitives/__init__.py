@@ -83,6 +83,11 @@ def is_constraint(eqn) -> bool:
     return eqn.primitive.name == "sharding_constraint"
 
 
+def is_print(eqn) -> bool:
+    """Whether an equation is `jax.debug.print`, or a callback that gives nothing."""
+    return of(eqn).kind is Kind.PRINT
+
+
 def is_transfer(eqn) -> bool:
     """Whether an equation is `jax.device_put`."""
     return of(eqn).kind is Kind.TRANSFER
@@ -116,6 +121,11 @@ def is_convolution(eqn) -> bool:
 def is_product(eqn) -> bool:
     """Whether an equation is a product of matrices, ragged or not, or a convolution."""
     return of(eqn).kind is Kind.PRODUCT
+
+
+def is_reduce_sum(eqn) -> bool:
+    """Whether an equation is the sum over axes."""
+    return eqn.primitive.name == "reduce_sum"
 
 
 def is_scatter_add(eqn) -> bool:

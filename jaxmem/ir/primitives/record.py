@@ -48,9 +48,9 @@ class Kind(enum.Enum):
     CUSTOM = "nothing is known of it"
 
 
-CALLS = frozenset({Kind.JIT, Kind.CALL, Kind.CUSTOM_JVP, Kind.CUSTOM_VJP, Kind.REMAT})
-_MIXES = frozenset({Kind.REDUCTION, Kind.CUMULATIVE, Kind.SORT})
-_HEAVY = frozenset({Kind.PRODUCT, Kind.MATRIX, Kind.SORT})
+_CALLS = Kind.JIT, Kind.CALL, Kind.CUSTOM_JVP, Kind.CUSTOM_VJP, Kind.REMAT
+_MIXES = Kind.REDUCTION, Kind.CUMULATIVE, Kind.SORT
+_HEAVY = Kind.PRODUCT, Kind.MATRIX, Kind.SORT
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,6 +77,7 @@ class Record:
       commutes: its two operands may change places.
       saves_operand: its derivative reads the operand as it is.
       in_chlo: it is lowered to CHLO, where Shardy follows no array.
+      by_body: it has a body that says how it combines two elements.
       opaque: what it costs cannot be told from the jaxpr.
     """
 
@@ -98,6 +99,7 @@ class Record:
     commutes: bool = False
     saves_operand: bool = False
     in_chlo: bool = False
+    by_body: bool = False
     opaque: bool = False
 
     @property
@@ -106,22 +108,45 @@ class Record:
         return self.kind is Kind.IDENTITY or self.kind is Kind.BARRIER
 
     @property
-    def rearranges(self) -> bool:
-        """Whether the result has the elements of one array, cast or in another shape.
+    def keeps_all(self) -> bool:
+        """Whether the result has all elements of one array, cast or in another shape.
 
         What has a meaning of its own (a name, a barrier, a sharding) does not count.
         """
-        return self.moves and (self.elementwise or self.kind is Kind.SHAPE)
+        return self.moves and self.kind is not Kind.MOVE
+
+    @property
+    def rearranges(self) -> bool:
+        """The same, and the result has the type among devices that the operand has."""
+        return self.keeps_all and (self.elementwise or self.kind is Kind.SHAPE)
+
+    @property
+    def shows(self) -> bool:
+        """Whether its results are its operands, one each, perhaps in another shape.
+
+        They may be cast, or rounded.
+        """
+        return self.same or self.keeps_all or self.name == "reduce_precision"
+
+    @property
+    def cheap(self) -> bool:
+        """Whether any part of its result can be made of parts for next to nothing."""
+        return self.elementwise or self.keeps_all or self.name == "iota"
 
     @property
     def calls(self) -> bool:
         """Whether it calls one body, with its operands."""
-        return self.kind in CALLS
+        return self.kind in _CALLS
 
     @property
     def mixes(self) -> bool:
         """Whether, along its axis, each element is made of many of the operand's."""
         return self.kind in _MIXES
+
+    @property
+    def sends(self) -> bool:
+        """Whether devices send each other something."""
+        return self.kind is Kind.COLLECTIVE or self.kind is Kind.PSUM
 
     @property
     def heavy(self) -> bool:

@@ -15,7 +15,7 @@ _reduces = partial(Record, kind=Kind.REDUCTION)
 _REDUCTION = (
     _reduces("argmax", exact=True),
     _reduces("argmin", exact=True),
-    _reduces("reduce", sums=True),
+    _reduces("reduce", sums=True, by_body=True),
     _reduces("reduce_and", combine="bitwise_and"),
     _reduces("reduce_max", exact=True, combine="max"),
     _reduces("reduce_min", exact=True, combine="min"),
@@ -36,7 +36,7 @@ _CUMULATIVE = (
 _windows = partial(Record, kind=Kind.WINDOW)
 
 _WINDOW = (
-    _windows("reduce_window", sums=True),
+    _windows("reduce_window", sums=True, by_body=True),
     _windows("reduce_window_max", exact=True, saves_operand=True),
     _windows("reduce_window_min", exact=True),
     _windows("reduce_window_sum", sums=True),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Definition, definition_of, kept_values
 from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
@@ -57,7 +58,6 @@ def _cast_from(copy: Definition):
     return source if types[0].itemsize < types[1].itemsize else None
 
 
-_RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 _COMPARISONS = {"lt", "le", "gt", "ge"}
 # Between the comparison and what multiplies or selects: a cast, a shape, a scale.
 _OF_A_MASK = {"and", "broadcast_in_dim", "convert_element_type", "div", "mul", "not"}
@@ -110,7 +110,7 @@ def _is_random(value: Definition) -> bool:
     if not all(_is_key_like(v.aval) for v in read - graph.maker.keys()):
         return False
     inside = (e for eqn in eqns for b in jaxprs.bodies(eqn) for e in jaxprs.walk(b))
-    return any(e.primitive.name in _RANDOM for e in (*eqns, *inside))
+    return any(primitives.of(e).kind is Kind.RANDOM for e in (*eqns, *inside))
 
 
 def _is_key_like(aval) -> bool:

@@ -7,6 +7,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import kept_values
 from jaxmem.linting._subject import (
@@ -61,9 +62,6 @@ def policy_saves_all(subject: Subject) -> Iterator[Finding]:
         )
 
 
-_PASSED_ON = frozenset("name reduce_precision copy device_put".split())
-
-
 def unmatched_name(subject: Subject) -> Iterator[Finding]:
     """Finds names that a policy is to save or to offload, and that no residual has."""
     # In unrolled layers the name of a layer's output counts as matched: the next layer
@@ -116,15 +114,22 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
     return kept
 
 
+def _passes_on(eqn) -> bool:
+    """Whether a policy treats its result as it does its operand."""
+    known = primitives.of(eqn)
+    return known.kind is Kind.IDENTITY or known.name == "reduce_precision"
+
+
 def _carriers(level: SubjectLevel) -> dict[Any, set[tuple[str, bool]]]:
     """Variable -> (name, whether offloaded) of each name that it has."""
     named: dict[Any, set[tuple[str, bool]]] = {}
     for eqn in level.graph.eqns:
-        primitive = eqn.primitive.name
-        if primitive in _PASSED_ON and not is_recomputed(eqn):
-            given = {(eqn.params["name"], False)} if primitive == "name" else set()
+        moved = primitives.is_transfer(eqn)
+        if (moved or _passes_on(eqn)) and not is_recomputed(eqn):
+            own = primitives.is_named(eqn)
+            given = {(eqn.params["name"], False)} if own else set()
             names = given.union(*(named.get(v, ()) for v in filter(is_var, eqn.invars)))
-            if primitive == "device_put":
+            if moved:
                 names = {(name, True) for name, _ in names}
             named.update((v, names) for v in eqn.outvars)
     return named

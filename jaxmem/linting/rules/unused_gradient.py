@@ -15,8 +15,8 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.zeros import gives_zeros
 from jaxmem.linting._subject import (
-    CALLS,
     LEAST,
     Finding,
     Subject,
@@ -25,14 +25,6 @@ from jaxmem.linting._subject import (
     place,
 )
 
-# the result is zero if any operand, the first one, or every operand is
-_ANY_ZERO = frozenset("mul dot_general conv_general_dilated".split())
-_FIRST_ZERO = frozenset("div select_and_scatter_add dynamic_slice".split())
-_ALL_ZERO = frozenset(
-    "add add_any sub neg sqrt abs sign tanh sin broadcast_in_dim reshape squeeze copy "
-    "transpose convert_element_type reduce_sum concatenate slice name integer_pow "
-    "square reduce_precision expand_dims optimization_barrier".split()
-)
 _LARGEST_CONSTANT = 2**20  # elements of a constant that is compared with zero
 
 
@@ -75,17 +67,13 @@ class _Needs:
 
     def _zero_outputs(self, i: int, eqn) -> Iterator[Any]:
         known = [self._is_zero(v) for v in eqn.invars]
-        name = eqn.primitive.name
-        if name in CALLS or name == "scan":
+        is_call = primitives.of(eqn).calls
+        if is_call or primitives.is_scan(eqn):
             self.calls[i] = inner = self._inside(eqn, known)
-            if name != "scan":
+            if is_call:
                 pairs = zip(eqn.outvars, inner.level.graph.outvars, strict=True)
                 yield from (out for out, v in pairs if inner._is_zero(v))
-        elif (
-            (name in _ANY_ZERO and any(known))
-            or (name in _FIRST_ZERO and known[0])
-            or (name in _ALL_ZERO and all(known))
-        ):
+        elif gives_zeros(eqn, known):
             yield from eqn.outvars
 
     def _inside(self, eqn, known: list[bool]) -> "_Needs":

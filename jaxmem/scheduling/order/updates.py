@@ -13,14 +13,10 @@ import jax.numpy as jnp
 
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
 from jaxmem.ir.shards import WHOLE, InputSpreads, Spreads
-
-_UPDATE = ELEMENTWISE | frozenset(
-    "broadcast_in_dim reshape sharding_constraint squeeze transpose".split()
-)
 
 
 @dataclass
@@ -122,7 +118,7 @@ def _update(
         i = graph.maker.get(v)
         # a number may be read by every update: what it is made of is followed once
         followed = v.aval.ndim and not graph.is_given(v)
-        if i is not None and followed and graph.eqns[i].primitive.name in _UPDATE:
+        if i is not None and followed and _is_of_update(graph.eqns[i]):
             if i not in eqns:
                 eqns.add(i)
                 todo += filter(is_var, graph.eqns[i].invars)
@@ -179,6 +175,11 @@ def _rest(graph: JaxprGraph, update: Update, updates, aliases) -> set[int]:
     state = [graph.outvars[o] for o in aliases]
     scans = [v for v in state if is_var(v) and _by_scan(graph, v)]
     return graph.cone([*later, *scans])
+
+
+def _is_of_update(eqn) -> bool:
+    known = primitives.of(eqn)
+    return known.elementwise or known.kind in (Kind.SHAPE, Kind.IDENTITY)
 
 
 def _by_scan(graph: JaxprGraph, v) -> bool:

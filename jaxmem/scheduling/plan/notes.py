@@ -7,9 +7,10 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.flatten import is_jit, why_closed
+from jaxmem.ir.flatten import why_closed
 from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
-from jaxmem.ir.scans import LOOPS, is_var
+from jaxmem.ir.primitives import Kind
+from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.memory import format_bytes
@@ -17,7 +18,7 @@ from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.updates import Update, updates_of
 from jaxmem.scheduling.plan.fingerprint import fingerprint
 
-_BRANCHES = ("cond", "while", "custom_linear_solve", "xla_pmap")
+_NOT_OPENED = (Kind.JIT, Kind.BRANCH, Kind.SOLVE)
 
 
 def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
@@ -45,13 +46,14 @@ def _closed(rewritten: Rewritten) -> Iterator[str]:
                 inner = next(e for e in jaxprs.walk(jaxprs.bodies(eqn)[0]) if _acts(e))
                 yield f"a scan is left as it is: {named(inner)} has side effects"
             elif _holds_both(eqn):
-                why = f": {why_closed(eqn)}" if is_jit(eqn) else ""
+                why = f": {why_closed(eqn)}" if primitives.is_jit(eqn) else ""
                 yield f"{named(eqn)}, with the layers in it, is left as it is{why}"
 
 
 def _holds_both(eqn) -> bool:
     """Whether a backward pass and the forward one are in an equation not opened."""
-    if is_transposed(eqn) or not (is_jit(eqn) or eqn.primitive.name in _BRANCHES):
+    closed = primitives.of(eqn).kind in _NOT_OPENED or primitives.is_while(eqn)
+    if is_transposed(eqn) or not closed:
         return False
     inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
     return any(map(is_transposed, inside))
@@ -139,8 +141,8 @@ def _taken_at_once(graph: JaxprGraph) -> Iterator[tuple[int, set[Any]]]:
 
 def _outside_loops(graph: JaxprGraph, gradients: Iterable[Any]) -> set[Any]:
     """Those that no loop has made: of the others each has a line of its own."""
-    makers = ((v, graph.eqns[graph.maker[v]].primitive.name) for v in gradients)
-    return {v for v, name in makers if name not in LOOPS}
+    makers = ((v, graph.eqns[graph.maker[v]]) for v in gradients)
+    return {v for v, eqn in makers if not primitives.is_loop(eqn)}
 
 
 def _described(gradients: set[Any], what: str, spreads: Spreads) -> str:

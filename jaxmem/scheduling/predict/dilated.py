@@ -19,9 +19,6 @@ from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.scheduling.predict.written_out import written_out
 
 _CONVOLUTION = "conv_general_dilated"
-_VIEWS = frozenset(
-    "convert_element_type copy reshape squeeze expand_dims transpose".split()
-)
 
 
 def with_dilated_inputs(closed, tpu: bool):
@@ -85,7 +82,7 @@ def _is_reversed(graph: JaxprGraph, v) -> bool:
         eqn = graph.eqns[graph.maker[v]]
         if eqn.primitive.name == "rev":
             return True
-        if eqn.primitive.name not in _VIEWS:
+        if not primitives.of(eqn).rearranges:
             return False
         v = eqn.invars[0]
     return False

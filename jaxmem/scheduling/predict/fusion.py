@@ -130,6 +130,10 @@ class Fusion:
             and v not in self.results
         }
 
+    def known(self, i: int) -> primitives.Record:
+        """What is known of an equation's primitive."""
+        return primitives.of(self.graph.eqns[i])
+
     def name_of(self, i: int) -> str:
         return self.graph.eqns[i].primitive.name
 

@@ -9,7 +9,6 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
 
 POOL, GRADIENT = "reduce_window_max", "select_and_scatter_add"
@@ -28,7 +27,8 @@ def early_zeros(graph: JaxprGraph) -> dict[int, Any]:
             continue
         pooled = eqn.invars[1]
         readers = {_name(graph, u): u for u in graph.users[pooled]}
-        alone = readers.keys() <= {POOL, GRADIENT, *ELEMENTWISE}
+        others = (primitives.named(name) for name in readers.keys() - {POOL, GRADIENT})
+        alone = all(known.elementwise for known in others)
         if POOL in readers and alone and _is_relu_of_convolution(graph, pooled):
             found |= {readers[POOL]: pooled, i: pooled}
     return found
@@ -57,8 +57,6 @@ def _name(graph: JaxprGraph, i: int) -> str:
     return graph.eqns[i].primitive.name
 
 
-_SCATTERS = ("scatter-add", "scatter_add")
-_SUMS = ("add", "add_any")
 # One kernel makes the zeros of a shape for all scatters, since they read the same
 # number: they exist from the first on. jax 0.12 makes them right before each scatter.
 AT_ONCE = jax.__version_info__ < (0, 12)

@@ -283,7 +283,6 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
             yield last, v
 
 
-_BRANCHES = ("cond", "jit", "pjit")
 _INDEX = 4  # bytes
 
 
@@ -312,7 +311,7 @@ def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
     if name == "shard_map":
         graph = inside_of(eqn, lambda body: graph_of(body, {}))
         return peak_of(graph) - graph.bytes_of(graph.outputs)
-    if name not in _BRANCHES:
+    if not (primitives.is_branch(eqn) or primitives.is_jit(eqn)):
         return 0
     # a branch has no operand that says which one is taken
     atoms = eqn.invars[1:] if name == "cond" else eqn.invars

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.costs import MATMULS
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
@@ -133,8 +132,8 @@ def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:
     """Whether a product reads it: moments of few bits are read where they are made."""
-    users = (graph.eqns[i].primitive.name for i in graph.users.get(v, ()))
-    return any(name in MATMULS for name in users)
+    users = (graph.eqns[i] for i in graph.users.get(v, ()))
+    return any(map(primitives.is_product, users))
 
 
 def not_kept(pair: Pair, found: Cut) -> list[Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.row_scatters import RowSums, Scatters
 from jaxmem.ir.scans import LARGE, is_var, size_of
 from jaxmem.scheduling.rows.no_effect import ZERO, of_zero
@@ -21,7 +20,6 @@ MOVES = (
     "decay do; jaxmem.optim.rowwise and lazy_adam do so on the touched rows alone"
 )
 NOTHING = "nothing is made of it"
-BY_ELEMENT = ELEMENTWISE | VARYING | {"name"}
 
 
 @dataclass(frozen=True)
@@ -111,13 +109,19 @@ def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
         if not any(is_var(x) and x in reached for x in eqn.invars):
             continue
         shapes = {x.aval.shape for x in eqn.outvars}
-        named = eqn.primitive.name
-        if named not in BY_ELEMENT or shapes != {v.aval.shape}:
-            return UpdatedTable(v, found, why=f"`{named}` reads all of it")
+        if not is_by_element(eqn) or shapes != {v.aval.shape}:
+            why = f"`{eqn.primitive.name}` reads all of it"
+            return UpdatedTable(v, found, why=why)
         update.add(i)
         reached.update(eqn.outvars)
     pairs, why = _outputs(graph, v, reached)
     return UpdatedTable(v, found, frozenset(update), pairs, why)
+
+
+def is_by_element(eqn) -> bool:
+    """Whether rows of its results are made of the same rows of its operands."""
+    known = primitives.of(eqn)
+    return known.elementwise or (known.same and known.fused)
 
 
 def _outputs(graph: JaxprGraph, v, reached: set) -> tuple[tuple, str]:

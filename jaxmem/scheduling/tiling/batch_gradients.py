@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.partial_sums import MOVES
+from jaxmem.scheduling.tiling.partial_sums import moves_sums
 
 
 def has_product(eqn) -> bool:
@@ -58,7 +58,7 @@ def _made_of(batch, v) -> set[tuple[int, ...]]:
     work, seen = [v], {v}
     while work:
         eqn = batch.graph.eqns[batch.graph.maker[work.pop()]]
-        if eqn.primitive.name not in MOVES:
+        if not moves_sums(eqn):
             continue
         sums = (w for w in eqn.invars if isinstance(batch.state.get(w), str))
         new = set(sums) - seen

@@ -19,7 +19,6 @@ from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
 from jaxmem.scheduling.tiling.regions import (
-    PRODUCTS,
     Region,
     RegionGraph,
     bits_of,
@@ -101,9 +100,10 @@ class _Sum:
         if name == "dot_general":
             part = product(self.eqn, args, params, self.dtype)
         else:
-            if name in PRODUCTS:
+            is_product = primitives.is_product(self.eqn)
+            if is_product:
                 params["preferred_element_type"] = None
-            if name in PRODUCTS or name == "reduce_sum":
+            if is_product or name == "reduce_sum":
                 args = [x.astype(self.dtype) for x in args]
             (part,) = _compat.bind(self.eqn, list(args), params)
         for eqn in self.tail:
@@ -172,7 +172,7 @@ class _RegionLoop:
         graph, eqn = self.graph, self.graph.eqns[i]
         combine = self.region.cut[i].combine
         tail, v, start = [], eqn.outvars[0], None
-        if eqn.primitive.name in (*PRODUCTS, "reduce_sum"):
+        if primitives.is_product(eqn) or primitives.is_reduce_sum(eqn):
             moves, v = moves_behind(graph, v)
             tail = [graph.eqns[k] for k in moves]
             start, v = self._start(v)

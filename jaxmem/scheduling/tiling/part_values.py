@@ -87,9 +87,9 @@ class PartValues:
         return on_part(eqn, args, ins, outs, length, start)
 
     def _nested(self, eqn, found: PartTreatment, args: list) -> list[Any]:
-        name, outs = eqn.primitive.name, list(found.outs)
+        outs = list(found.outs)
         runs = [partial(_run, body, self.part, outs) for body in found.inner]
-        if name == "scan":
+        if primitives.is_scan(eqn):
             n_consts, n_carry = _compat.scan_counts(eqn)
             inside = [*outs[:n_carry], *down(eqn, outs[n_carry:])]
             consts, init, xs = split(eqn, args)
@@ -101,11 +101,11 @@ class PartValues:
 
             carry, ys = scan_like(eqn, step, init, xs)
             return [*carry, *ys]
-        if name == "cond":
+        if primitives.is_branch(eqn):
             index, *operands = args
             new = _compat.in_context_of(eqn, lax.switch, index, runs, *operands)
             return list(new)
-        if name in jaxprs.TAKES_OPEN_JAXPR:
+        if primitives.is_remat(eqn):
             return jaxprs.rebind(eqn, args, [jax.make_jaxpr(runs[0])(*args)])
         return _compat.in_context_of(eqn, runs[0], *args)
 

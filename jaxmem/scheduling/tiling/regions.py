@@ -26,8 +26,6 @@ from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
 
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-
 NEEDS_ALL = "it needs all of"
 AT_ONCE = "its generator makes all bits at once: a mask of them is kept, packed"
 IN_PLACE = "it writes into an array that is carried, and parts would be a new one"
@@ -146,9 +144,10 @@ def bits_of(positions: Iterable[int]) -> int:
 def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
     """How an equation is cut that agrees with a region, or why it is not."""
     eqn, axis, n = graph.eqns[i], region.axis, region.blocks
-    if eqn.primitive.name in BEYOND:
-        return BEYOND[eqn.primitive.name]
-    if eqn.primitive.name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
+    name = eqn.primitive.name
+    if name in BEYOND:
+        return BEYOND[name]
+    if name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
         return IN_PLACE
     if is_packed(eqn):
         return AT_ONCE

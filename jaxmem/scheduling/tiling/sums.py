@@ -12,9 +12,11 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.shards import Spreads
 
+
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop, and it is there twice.
-MOVES = frozenset({"transpose", "convert_element_type", "neg"})
+def is_move(eqn) -> bool:
+    return eqn.primitive.name in ("transpose", "convert_element_type", "neg")
 
 
 def moves_behind(
@@ -35,7 +37,7 @@ def moves_behind(
         (k,) = graph.users[v]
         (out, *_) = graph.eqns[k].outvars
         floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
-        if k in others or graph.eqns[k].primitive.name not in MOVES or not floating:
+        if k in others or not is_move(graph.eqns[k]) or not floating:
             break
         found.append(k)
         v = out

@@ -18,14 +18,10 @@ from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.sums import MOVES
+from jaxmem.scheduling.tiling.sums import is_move
 
 _COMBINED = frozenset({"add", "max", "min"})
-# Done for a block of words wherever that is needed, as often as it is.
-_MASKS = ELEMENTWISE | VARYING | {"broadcast_in_dim", "iota", "reshape"}
-_CHEAP = _MASKS | {"transpose", "squeeze", "expand_dims"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def _masks(graph: JaxprGraph) -> set[Any]:
     """What is made of literals alone: every block makes its own part."""
     found: set[Any] = set()
     for eqn in graph.eqns:
-        if eqn.primitive.name in _MASKS:
+        if primitives.of(eqn).cheap:
             if all(not is_var(a) or a in found for a in eqn.invars):
                 found.update(eqn.outvars)
     return found
@@ -143,10 +139,10 @@ class _Growth:
             seen.add(i)
             for v in self.graph.eqns[i].outvars:
                 users = self.graph.users.get(v, ())
-                names = {k: self.graph.eqns[k].primitive.name for k in users}
-                if "reduce_max" in names.values():
+                known = {k: primitives.of(self.graph.eqns[k]) for k in users}
+                if any(of_user.name == "reduce_max" for of_user in known.values()):
                     return True
-                self.blocked += [k for k in users if names[k] in _CHEAP]
+                self.blocked += [k for k in users if known[k].cheap]
         return False
 
     def _is_late(self, i: int) -> bool:
@@ -212,7 +208,7 @@ class _Growth:
     def _out(self, i: int, v, d: int) -> None:
         """An output that is cut: of all the tokens, or of the vocabulary alone."""
         eqn = self.graph.eqns[i]
-        sums = primitives.is_dot(eqn) or "reduce" in eqn.primitive.name
+        sums = primitives.is_dot(eqn) or "reduce" in primitives.of(eqn).name
         of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
         self._tell(v, d, wide=of_wide and not sums)
         made = sums and i != self.product
@@ -228,13 +224,13 @@ class _Growth:
         out = eqn.outvars[0]
         # a wider one is written where the caller gets it; others cast what they read
         wider = out.aval.dtype.itemsize > v.aval.dtype.itemsize
-        moves = eqn.primitive.name in MOVES
+        moves = is_move(eqn)
         return users if moves and (out in self.graph.outputs or not wider) else []
 
     def _is_moved(self, i: int) -> bool:
         """Whether an equation moves a gradient, which a product or a sum has made."""
         eqn = self.graph.eqns[i]
-        if eqn.primitive.name not in MOVES:
+        if not is_move(eqn):
             return False
         m = self.graph.maker.get(eqn.invars[0])
         return m in self.cut and m != self.product and self._is_late(m)
@@ -247,7 +243,7 @@ class _Growth:
         eqn = self.graph.eqns[i]
         puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
         again = primitives.is_dot(eqn) and a in self.wide
-        if eqn.primitive.name in _CHEAP or puts or again:
+        if primitives.of(eqn).cheap or puts or again:
             treated = treatment(eqn, self.axis, self.size)
             if not isinstance(treated, str):
                 return i
@@ -288,16 +284,16 @@ def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
 
 def _looked_up(eqn, axis: Mapping[Any, int]) -> Treatment | None:
     """Places along the axis named by indices: logits of the labels, one at a time."""
-    name = eqn.primitive.name
-    if name not in ("gather", "scatter-add"):
+    gathers = primitives.is_gather(eqn)
+    if not (gathers or primitives.is_scatter_add(eqn)):
         return None
     table, out = eqn.invars[0], eqn.outvars[0]
     # a scatter's output is cut as its table is
-    d = axis.get(table) if name == "gather" else axis.get(out, axis.get(table))
+    d = axis.get(table) if gathers else axis.get(out, axis.get(table))
     numbers = eqn.params["dimension_numbers"]
     if d is None:
         return None
-    if name == "gather":
+    if gathers:
         single = d in numbers.start_index_map and d in numbers.collapsed_slice_dims
         return Treatment((d, None), (None,), "take") if single else None
     single = d in numbers.scatter_dims_to_operand_dims

@@ -360,7 +360,7 @@ class _Block:
         if primitives.is_dot(eqn):
             x = product(eqn, args, dict(eqn.params), to)
         else:
-            sums = eqn.primitive.name == "reduce_sum"
+            sums = primitives.is_reduce_sum(eqn)
             args = [x.astype(to) for x in args] if sums else args
             (x,) = _compat.bind(eqn, args)
         for k in self.blocks.run.tails[i][0]:
