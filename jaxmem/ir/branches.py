@@ -93,7 +93,7 @@ class _Branch:
             }
             for i, eqn in enumerate(self.jaxpr.eqns):
                 if why := self._through(i, eqn):
-                    return f"in a branch, `{eqn.primitive.name}`: {why}"
+                    return f"in a branch, {primitives.quoted(eqn)}: {why}"
         return ""
 
     def _through(self, i: int, eqn) -> str:

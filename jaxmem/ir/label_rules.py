@@ -59,7 +59,7 @@ def elementwise(eqn, n: int) -> Labels:
 def is_plain_bitcast(eqn) -> bool:
     """Whether an operation reads the bits of each element as another type."""
     return (
-        eqn.primitive.name == "bitcast_convert_type"
+        primitives.is_bitcast(eqn)
         and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
     )
 

@@ -158,7 +158,7 @@ def _summed(eqn, v) -> list[Any] | str:
         return [eqn.invars[eqn.outvars.index(v)]]
     if primitives.is_cast(eqn):
         return [eqn.invars[0]]
-    return f"`{eqn.primitive.name}` makes a part of it"
+    return f"{primitives.quoted(eqn)} makes a part of it"
 
 
 def _own_slots(eqn) -> int:

@@ -14,7 +14,6 @@ from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements, evaluate
 from jaxmem.ir.jaxprs import is_var as is_var
 
-LOOPS = ("scan", "while")
 LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
 
 

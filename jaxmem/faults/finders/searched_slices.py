@@ -12,7 +12,6 @@ from jaxmem.ir.jaxprs import elements, is_var
 _GIVEN, _COUNTER, _LOOP = "given", "counter", "loop"
 Marks = frozenset[str]
 # name -> position of the first operand that is an index
-_READS = {"dynamic_slice": 1, "gather": 1}
 
 
 def searched_slices(program: TracedProgram) -> Iterator[tuple[Any, str]]:
@@ -92,10 +91,10 @@ def _counts(body, place: int, out: int) -> bool:
 
 
 def _is_searched(eqn, ins: list[Marks]) -> bool:
-    first = _READS.get(eqn.primitive.name)
-    if first is None:
+    gathers = primitives.is_gather(eqn)
+    if not (gathers or primitives.is_dynamic_slice(eqn)):
         return False
-    if primitives.is_gather(eqn) and elements(eqn.invars[1].aval.shape[:-1]) != 1:
+    if gathers and elements(eqn.invars[1].aval.shape[:-1]) != 1:
         return False
-    index = frozenset().union(*ins[first:])
+    index = frozenset().union(*ins[1:])
     return {_COUNTER, _LOOP} <= index and _GIVEN not in index

@@ -12,7 +12,6 @@ from jaxmem.ir.scans import size_of, ys_of
 _SMALL = 480
 _LEAST = 2**16  # bytes of an array that is seen to be written whole
 # name -> the operand that is written
-_UPDATES = {"dynamic_update_slice": 1, "scatter": 2}
 
 
 def small_updates(program: TracedProgram) -> Iterator[tuple[Any, str]]:
@@ -21,9 +20,16 @@ def small_updates(program: TracedProgram) -> Iterator[tuple[Any, str]]:
         for eqn in level.graph.eqns:
             if primitives.is_scan(eqn):
                 yield from _stacked(eqn)
-            elif eqn.primitive.name in _UPDATES and _is_carried(level, eqn):
-                update = eqn.invars[_UPDATES[eqn.primitive.name]]
+            elif (place := _place_of_update(eqn)) and _is_carried(level, eqn):
+                update = eqn.invars[place]
                 yield from _small(eqn, eqn.outvars[0], size_of(update))
+
+
+def _place_of_update(eqn) -> int:
+    """Which operand is written into the first; 0 where none is."""
+    if primitives.is_update(eqn):
+        return 1
+    return 2 if eqn.primitive.name == "scatter" else 0
 
 
 def _stacked(eqn) -> Iterator[tuple[Any, str]]:

@@ -6,7 +6,8 @@ A primitive that is not in the table has a record of `Kind.CUSTOM`, of no facts.
 from collections.abc import Callable
 
 from jaxmem.ir.primitives import arrays, control, elementwise, sums
-from jaxmem.ir.primitives.record import Kind, Record
+from jaxmem.ir.primitives.record import PrimitiveKind as Kind
+from jaxmem.ir.primitives.record import PrimitiveRecord as Record
 
 
 class _Table(dict[str, Record]):
@@ -28,6 +29,11 @@ def of(eqn) -> Record:
     return _TABLE[eqn.primitive.name]
 
 
+def quoted(eqn) -> str:
+    """The name of an equation's primitive, as a sentence for users has it."""
+    return f"`{of(eqn).name}`"
+
+
 def named(name: str) -> Record:
     """The record of the primitive of this name."""
     return _TABLE[name]
@@ -45,12 +51,12 @@ def is_jit(eqn) -> bool:
 
 def is_scan(eqn) -> bool:
     """Whether an equation is `jax.lax.scan`."""
-    return eqn.primitive.name == "scan"
+    return of(eqn).name == "scan"
 
 
 def is_while(eqn) -> bool:
     """Whether an equation is `jax.lax.while_loop`."""
-    return eqn.primitive.name == "while"
+    return of(eqn).name == "while"
 
 
 def is_loop(eqn) -> bool:
@@ -80,7 +86,7 @@ def is_barrier(eqn) -> bool:
 
 def is_constraint(eqn) -> bool:
     """Whether it says how an array is to be spread, and computes nothing."""
-    return eqn.primitive.name == "sharding_constraint"
+    return of(eqn).name == "sharding_constraint"
 
 
 def is_print(eqn) -> bool:
@@ -95,27 +101,27 @@ def is_transfer(eqn) -> bool:
 
 def is_named(eqn) -> bool:
     """Whether an equation is `jax.ad_checkpoint.checkpoint_name`."""
-    return eqn.primitive.name == "name"
+    return of(eqn).name == "name"
 
 
 def is_cast(eqn) -> bool:
     """Whether an equation casts each element to another dtype."""
-    return eqn.primitive.name == "convert_element_type"
+    return of(eqn).name == "convert_element_type"
 
 
 def is_sum(eqn) -> bool:
     """Whether an equation adds two arrays; `add_any` is that of derivatives."""
-    return eqn.primitive.name in ("add", "add_any")
+    return of(eqn).name in ("add", "add_any")
 
 
 def is_dot(eqn) -> bool:
     """Whether an equation is `jax.lax.dot_general`."""
-    return eqn.primitive.name == "dot_general"
+    return of(eqn).name == "dot_general"
 
 
 def is_convolution(eqn) -> bool:
     """Whether an equation is `jax.lax.conv_general_dilated`."""
-    return eqn.primitive.name == "conv_general_dilated"
+    return of(eqn).name == "conv_general_dilated"
 
 
 def is_product(eqn) -> bool:
@@ -125,12 +131,37 @@ def is_product(eqn) -> bool:
 
 def is_reduce_sum(eqn) -> bool:
     """Whether an equation is the sum over axes."""
-    return eqn.primitive.name == "reduce_sum"
+    return of(eqn).name == "reduce_sum"
+
+
+def is_broadcast(eqn) -> bool:
+    """Whether an equation spreads an array along more or longer axes."""
+    return of(eqn).name == "broadcast_in_dim"
+
+
+def is_bitcast(eqn) -> bool:
+    """Whether an equation reads the bits of an array as another type."""
+    return of(eqn).name == "bitcast_convert_type"
+
+
+def is_random_bits(eqn) -> bool:
+    """Whether an equation draws the bits of a key of `jax.random`."""
+    return of(eqn).name == "random_bits"
 
 
 def is_scatter_add(eqn) -> bool:
     """Whether an equation adds rows, or elements, at places in an array."""
-    return eqn.primitive.name == "scatter-add"
+    return of(eqn).name == "scatter-add"
+
+
+def is_dynamic_slice(eqn) -> bool:
+    """Whether an equation is `jax.lax.dynamic_slice`."""
+    return of(eqn).name == "dynamic_slice"
+
+
+def is_update(eqn) -> bool:
+    """Whether an equation is `jax.lax.dynamic_update_slice`."""
+    return of(eqn).kind is Kind.UPDATE
 
 
 def is_gather(eqn) -> bool:

@@ -2,7 +2,9 @@
 
 from functools import partial
 
-from jaxmem.ir.primitives.record import ALL, FIRST, Kind, Record
+from jaxmem.ir.primitives.record import ALL, FIRST
+from jaxmem.ir.primitives.record import PrimitiveKind as Kind
+from jaxmem.ir.primitives.record import PrimitiveRecord as Record
 
 _exact = partial(Record, exact=True)
 _moves = partial(_exact, moves=True, fused=True, linear=FIRST)

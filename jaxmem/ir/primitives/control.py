@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from jaxmem.ir.primitives.record import Kind, Record
+from jaxmem.ir.primitives.record import PrimitiveKind as Kind
+from jaxmem.ir.primitives.record import PrimitiveRecord as Record
 
 _HASH = 100  # operations of a random word, in terms of an addition
 

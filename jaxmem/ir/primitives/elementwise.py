@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from jaxmem.ir.primitives.record import ALL, FIRST, Kind, Record
+from jaxmem.ir.primitives.record import ALL, FIRST
+from jaxmem.ir.primitives.record import PrimitiveKind as Kind
+from jaxmem.ir.primitives.record import PrimitiveRecord as Record
 
 # Operations an element: more than one for what the chip computes in some instructions,
 # and much more for polynomials.
@@ -48,20 +50,20 @@ _ELEMENTWISE = (
     _fused("exp2", _MORE),
     _fused("expm1", _MANY, keeps_zero=True),
     _fused("floor", keeps_zero=True, exact=True),
-    _fused("ge"),
-    _fused("gt"),
+    _fused("ge", orders=True),
+    _fused("gt", orders=True),
     _fused("imag", exact=True),
     _fused("integer_pow", _SOME, saves_operand=True),
     _fused("is_finite"),
-    _fused("le"),
-    _fused("le_to"),
+    _fused("le", orders=True),
+    _fused("le_to", orders=True),
     _fused("lgamma", _MOST, in_chlo=True),
     _fused("log", _MORE, saves_operand=True),
     _fused("log1p", _MANY, keeps_zero=True),
     _fused("log2", _MORE),
     _fused("logistic", _MORE),
-    _fused("lt"),
-    _fused("lt_to"),
+    _fused("lt", orders=True),
+    _fused("lt_to", orders=True),
     _fused("max", exact=True, commutes=True),
     _fused("min", exact=True, commutes=True),
     _fused("mul", bilinear=True),

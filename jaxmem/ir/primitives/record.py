@@ -6,7 +6,7 @@ from dataclasses import dataclass
 FIRST, ALL = slice(1), slice(None)
 
 
-class Kind(enum.Enum):
+class PrimitiveKind(enum.Enum):
     """What a primitive does; each has one kind, the facts beside it are its fields."""
 
     ELEMENTWISE = "each element of the result of those at its place"
@@ -48,13 +48,19 @@ class Kind(enum.Enum):
     CUSTOM = "nothing is known of it"
 
 
-_CALLS = Kind.JIT, Kind.CALL, Kind.CUSTOM_JVP, Kind.CUSTOM_VJP, Kind.REMAT
-_MIXES = Kind.REDUCTION, Kind.CUMULATIVE, Kind.SORT
-_HEAVY = Kind.PRODUCT, Kind.MATRIX, Kind.SORT
+_CALLS = (
+    PrimitiveKind.JIT,
+    PrimitiveKind.CALL,
+    PrimitiveKind.CUSTOM_JVP,
+    PrimitiveKind.CUSTOM_VJP,
+    PrimitiveKind.REMAT,
+)
+_MIXES = PrimitiveKind.REDUCTION, PrimitiveKind.CUMULATIVE, PrimitiveKind.SORT
+_HEAVY = PrimitiveKind.PRODUCT, PrimitiveKind.MATRIX, PrimitiveKind.SORT
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Record:
+class PrimitiveRecord:
     """The facts about one primitive.
 
     Attributes:
@@ -75,6 +81,7 @@ class Record:
       sums: it adds up or multiplies terms, and rounds at each.
       combine: the function of `lax` that combines its results of parts, if one does.
       commutes: its two operands may change places.
+      orders: its result says whether one operand is larger than the other.
       saves_operand: its derivative reads the operand as it is.
       in_chlo: it is lowered to CHLO, where Shardy follows no array.
       by_body: it has a body that says how it combines two elements.
@@ -82,7 +89,7 @@ class Record:
     """
 
     name: str
-    kind: Kind
+    kind: PrimitiveKind
     elementwise: bool = False
     moves: bool = False
     view: bool = False
@@ -97,6 +104,7 @@ class Record:
     sums: bool = False
     combine: str = ""
     commutes: bool = False
+    orders: bool = False
     saves_operand: bool = False
     in_chlo: bool = False
     by_body: bool = False
@@ -105,7 +113,7 @@ class Record:
     @property
     def same(self) -> bool:
         """Whether the results are the operands, one each."""
-        return self.kind is Kind.IDENTITY or self.kind is Kind.BARRIER
+        return self.kind is PrimitiveKind.IDENTITY or self.kind is PrimitiveKind.BARRIER
 
     @property
     def keeps_all(self) -> bool:
@@ -113,12 +121,12 @@ class Record:
 
         What has a meaning of its own (a name, a barrier, a sharding) does not count.
         """
-        return self.moves and self.kind is not Kind.MOVE
+        return self.moves and self.kind is not PrimitiveKind.MOVE
 
     @property
     def rearranges(self) -> bool:
         """The same, and the result has the type among devices that the operand has."""
-        return self.keeps_all and (self.elementwise or self.kind is Kind.SHAPE)
+        return self.keeps_all and (self.elementwise or self.kind is PrimitiveKind.SHAPE)
 
     @property
     def shows(self) -> bool:
@@ -146,7 +154,7 @@ class Record:
     @property
     def sends(self) -> bool:
         """Whether devices send each other something."""
-        return self.kind is Kind.COLLECTIVE or self.kind is Kind.PSUM
+        return self.kind is PrimitiveKind.COLLECTIVE or self.kind is PrimitiveKind.PSUM
 
     @property
     def heavy(self) -> bool:

@@ -2,7 +2,9 @@
 
 from functools import partial
 
-from jaxmem.ir.primitives.record import FIRST, Kind, Record
+from jaxmem.ir.primitives.record import FIRST
+from jaxmem.ir.primitives.record import PrimitiveKind as Kind
+from jaxmem.ir.primitives.record import PrimitiveRecord as Record
 
 _PRODUCT = (
     Record("conv_general_dilated", Kind.PRODUCT, bilinear=True),

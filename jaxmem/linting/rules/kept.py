@@ -58,10 +58,8 @@ def _cast_from(copy: Definition):
     return source if types[0].itemsize < types[1].itemsize else None
 
 
-_COMPARISONS = {"lt", "le", "gt", "ge"}
-# Between the comparison and what multiplies or selects: a cast, a shape, a scale.
-_OF_A_MASK = {"and", "broadcast_in_dim", "convert_element_type", "div", "mul", "not"}
-_OF_A_MASK |= {"copy", "reshape", "select_n", "squeeze", "transpose"}
+# Between the comparison and what multiplies or selects, beside a cast and a shape.
+_OF_A_MASK = ("and", "div", "mul", "not", "select_n")
 
 
 def dropout_mask(subject: Subject) -> Iterator[Finding]:
@@ -91,10 +89,10 @@ def _is_mask(mask: Definition) -> bool:
         found = definition_of(*todo.pop())
         if found.eqn is None:
             return False
-        name = found.eqn.primitive.name
-        if name in _COMPARISONS:
+        known = primitives.of(found.eqn)
+        if known.orders:
             compared.append(found)
-        elif name in _OF_A_MASK:
+        elif known.rearranges or known.name in _OF_A_MASK:
             arrays = (v for v in found.eqn.invars if is_var(v) and v.aval.size > 1)
             todo += ((found.level, v) for v in arrays)
         else:

@@ -7,7 +7,6 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import kept_values
 from jaxmem.linting._subject import (
@@ -115,9 +114,10 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
 
 
 def _passes_on(eqn) -> bool:
-    """Whether a policy treats its result as it does its operand."""
+    """Whether what a policy keeps of its operand is kept as its result."""
     known = primitives.of(eqn)
-    return known.kind is Kind.IDENTITY or known.name == "reduce_precision"
+    rounded = known.shows and known.elementwise and not primitives.is_cast(eqn)
+    return rounded or primitives.is_named(eqn)
 
 
 def _carriers(level: SubjectLevel) -> dict[Any, set[tuple[str, bool]]]:

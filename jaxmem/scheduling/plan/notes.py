@@ -154,4 +154,4 @@ def _described(gradients: set[Any], what: str, spreads: Spreads) -> str:
 def named(eqn) -> str:
     """An equation and its line, in words."""
     line = _compat.source_line(eqn)
-    return f"`{eqn.primitive.name}`" + (f" at {line}" if line else "")
+    return primitives.quoted(eqn) + (f" at {line}" if line else "")

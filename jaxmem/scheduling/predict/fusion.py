@@ -6,7 +6,7 @@ than writing it once and reading it back; what it is made of then lives longer. 
 modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -115,16 +115,16 @@ class Fusion:
     def widened(self) -> dict[Any, Any]:
         """The result of a matrix product -> the cast of it that is written instead."""
         # a product casts its result itself if nobody else wants it, for a single reader
-        pairs = ((v, self._only_cast(v)) for v in self._of("dot_general"))
+        pairs = ((v, self._only_cast(v)) for v in self._of(primitives.is_dot))
         return {v: cast for v, cast in pairs if cast is not None}
 
     @cached_property
     def narrowed(self) -> set[Any]:
         """Casts that a single matrix product reads: it does them itself."""
-        dots = {i for i in range(len(self.kinds)) if self.name_of(i) == "dot_general"}
+        dots = {i for i, e in enumerate(self.graph.eqns) if primitives.is_dot(e)}
         return {
             v
-            for v in self._of("convert_element_type")
+            for v in self._of(primitives.is_cast)
             if len(users := self.users.get(v, ())) == 1
             and users[0] in dots
             and v not in self.results
@@ -137,16 +137,16 @@ class Fusion:
     def name_of(self, i: int) -> str:
         return self.graph.eqns[i].primitive.name
 
-    def _of(self, name: str) -> Iterator[Any]:
+    def _of(self, asked: Callable[[Any], bool]) -> Iterator[Any]:
         for eqn, kind in zip(self.graph.eqns, self.kinds, strict=True):
-            if eqn.primitive.name == name and kind is not Kind.VIEW:
+            if asked(eqn) and kind is not Kind.VIEW:
                 yield eqn.outvars[0]
 
     def _only_cast(self, v) -> Any:
         users = self.users.get(v, ())
         if len(users) != 1 or v in self.results:
             return None
-        if self.name_of(users[0]) != "convert_element_type":
+        if not primitives.is_cast(self.graph.eqns[users[0]]):
             return None
         (cast,) = self.graph.eqns[users[0]].outvars
         return cast if len(self.users.get(cast, ())) < 2 else None

@@ -96,7 +96,7 @@ def same_zeros(
 
 def _number(eqn) -> bytes | None:
     """The number that an equation broadcasts, if it does nothing else."""
-    if eqn.primitive.name != "broadcast_in_dim":
+    if not primitives.is_broadcast(eqn):
         return None
     (atom, *rest) = eqn.invars
     if rest or not isinstance(atom, _compat.Literal):

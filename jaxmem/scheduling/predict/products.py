@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.ir import primitives
-from jaxmem.ir.scans import LOOPS, is_var
+from jaxmem.ir.primitives import Kind
+from jaxmem.ir.scans import is_var
 from jaxmem.planning import Graph, Operation, Value
 
 PRODUCT = "dot_general"
@@ -198,7 +199,9 @@ class _Rewrite:
     def _is_apart(self, v: int) -> bool:
         """Whether a result must lie in memory by itself, not be read where it is."""
         readers = (self.graph.operations[i].name for i in self.graph.readers[v])
-        return v in self.graph.outputs or any(r in LOOPS for r in readers)
+        return v in self.graph.outputs or any(
+            primitives.named(r).kind is Kind.LOOP for r in readers
+        )
 
     def _renamed(self, operation: Operation) -> Operation:
         """It reads the merged results, and cannot write over a part of one."""

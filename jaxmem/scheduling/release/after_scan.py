@@ -75,13 +75,15 @@ def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Batched | Reduced | 
     axes = [found.axis.get(v) if is_var(v) else None for v in eqn.invars]
     treated = treatment(eqn, axes)
     if isinstance(treated, str):
-        return f"`{eqn.primitive.name}` {_at(eqn)}: {treated}"
+        return f"{primitives.quoted(eqn)} {_at(eqn)}: {treated}"
     for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
         if have is not None and have != want:
-            return f"`{eqn.primitive.name}` {_at(eqn)}: layers along different axes"
+            return f"{primitives.quoted(eqn)} {_at(eqn)}: layers along different axes"
         if is_var(v) and have is None and v in found.later:
             found.blockers[v] = None
-            return f"`{eqn.primitive.name}` {_at(eqn)} needs {_origin(graph, v, found)}"
+            return (
+                f"{primitives.quoted(eqn)} {_at(eqn)} needs {_origin(graph, v, found)}"
+            )
     return treated
 
 
@@ -95,7 +97,7 @@ def _origin(graph: JaxprGraph, v, found: AfterScan) -> str:
     eqn = _first(graph, v, found)
     if primitives.is_scan(eqn):
         return "a value that the scan ends with"
-    text = f"`{eqn.primitive.name}` over all layers, {_at(eqn)}"
+    text = f"{primitives.quoted(eqn)} over all layers, {_at(eqn)}"
     return text + HINT
 
 

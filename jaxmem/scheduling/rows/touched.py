@@ -78,7 +78,7 @@ def _is_whole(sums: RowSums, v) -> bool:
     if v in graph.outputs:
         return True
     users = [graph.eqns[k] for k in graph.users.get(v, ())]
-    if any(eqn.primitive.name == "add_any" and _is_dense(sums, eqn) for eqn in users):
+    if any(_adds_gradients(eqn) and _is_dense(sums, eqn) for eqn in users):
         return False  # a part of what is told of as mixed
     return any(
         len(eqn.outvars) != 1
@@ -88,13 +88,17 @@ def _is_whole(sums: RowSums, v) -> bool:
     )
 
 
+def _adds_gradients(eqn) -> bool:
+    return eqn.primitive.name == "add_any"  # that of derivatives
+
+
 def _is_dense(sums: RowSums, eqn) -> bool:
     return bool(sums.why(eqn.outvars[0]))
 
 
 def _mixed(sums: RowSums, eqn, why: str) -> str:
     """Why a sum of rows and of something else stays as it is; else empty."""
-    if eqn.primitive.name != "add_any":  # that of derivatives
+    if not _adds_gradients(eqn):
         return ""
     parts = (x for x in eqn.invars if is_var(x))
     rows = any(not sums.why(x) and _pays(sums, x) for x in parts)
@@ -110,7 +114,7 @@ def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
             continue
         shapes = {x.aval.shape for x in eqn.outvars}
         if not is_by_element(eqn) or shapes != {v.aval.shape}:
-            why = f"`{eqn.primitive.name}` reads all of it"
+            why = f"{primitives.quoted(eqn)} reads all of it"
             return UpdatedTable(v, found, why=why)
         update.add(i)
         reached.update(eqn.outvars)

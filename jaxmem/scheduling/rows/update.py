@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
@@ -142,7 +143,7 @@ class _RowsAt:
             eqn = values.graph.eqns[i]
             if _by_element(eqn):
                 return _compat.bind(eqn, [self._read(x, values) for x in eqn.invars])[0]
-            spreads = eqn.primitive.name == "broadcast_in_dim"
+            spreads = primitives.is_broadcast(eqn)
             if spreads and 0 not in eqn.params[_DIMENSIONS]:
                 x = jnp.asarray(values.read(eqn.invars[0]))
                 sizes = [1] * v.aval.ndim

@@ -26,8 +26,7 @@ from jaxmem.scheduling.tiling.partial_sums import (
     named,
 )
 from jaxmem.scheduling.tiling.shard_parts import Parts
-
-COMBINED = frozenset({"add", "max", "min", "mul"})  # operations that end the region
+from jaxmem.scheduling.tiling.sums import is_arithmetic
 
 
 class _Meet(Exception):
@@ -307,7 +306,7 @@ def _in(atom, found) -> bool:
 
 
 def _ends(state: State) -> bool:
-    return not isinstance(state, str) or state in COMBINED
+    return not isinstance(state, str) or is_arithmetic(state)
 
 
 def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:

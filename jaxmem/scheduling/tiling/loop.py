@@ -31,7 +31,7 @@ from jaxmem.scheduling.tiling.shard_sums import (
     stretched,
     sums_apart,
 )
-from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product, wide
+from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product, turns, wide
 from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
@@ -94,20 +94,20 @@ class _Sum:
         return add(total, *args)
 
     def _added(self, args: Sequence[Any], total):
-        name, params = self.eqn.primitive.name, dict(self.eqn.params)
-        if name == "scatter-add":
+        params = dict(self.eqn.params)
+        if primitives.is_scatter_add(self.eqn):
             return _scattered(self.eqn, args, total)
-        if name == "dot_general":
+        if primitives.is_dot(self.eqn):
             part = product(self.eqn, args, params, self.dtype)
         else:
             is_product = primitives.is_product(self.eqn)
             if is_product:
                 params["preferred_element_type"] = None
-            if is_product or name == "reduce_sum":
+            if is_product or primitives.is_reduce_sum(self.eqn):
                 args = [x.astype(self.dtype) for x in args]
             (part,) = _compat.bind(self.eqn, list(args), params)
         for eqn in self.tail:
-            if eqn.primitive.name in ("transpose", "neg"):
+            if turns(eqn):
                 (part,) = _compat.bind(eqn, [part])
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
 

@@ -77,7 +77,7 @@ def is_packed(eqn) -> bool:
 
 
 def _draws(eqn) -> bool:
-    by_place = eqn.primitive.name == "random_bits" and draws_by_place(eqn)
+    by_place = primitives.is_random_bits(eqn) and draws_by_place(eqn)
     return by_place or eqn.primitive.name == "threefry2x32"
 
 

@@ -51,7 +51,7 @@ def named(eqn, line: str = "") -> str:
     """An equation by its operation, its source line and its modules."""
     line, scopes = line or line_of(eqn), _compat.name_stack(eqn)
     at, inside = line and f" at {line}", scopes and f" in {scopes}"
-    return f"`{eqn.primitive.name}`{at}{inside}"
+    return f"{primitives.quoted(eqn)}{at}{inside}"
 
 
 @dataclass(frozen=True)

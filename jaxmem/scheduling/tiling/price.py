@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from jaxmem.ir import primitives
 from jaxmem.ir.costs import MACHINES, flops, is_fused
 from jaxmem.ir.costs import seconds as seconds_of
 from jaxmem.ir.jaxprs import bodies
@@ -122,7 +123,7 @@ def seconds(
 
 def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
     """What draws random bits in a region that others outside of it draw too."""
-    draws = {i for i, e in enumerate(eqns) if e.primitive.name == "random_bits"}
+    draws = {i for i, e in enumerate(eqns) if primitives.is_random_bits(e)}
     of = lambda i: (eqns[i].invars[0], str(eqns[i].params))
     outside = set(map(of, draws - region.eqns))
     return [eqns[i] for i in draws & region.eqns if of(i) in outside]

@@ -147,7 +147,7 @@ def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
     name = eqn.primitive.name
     if name in BEYOND:
         return BEYOND[name]
-    if name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
+    if primitives.is_update(eqn) and graph.is_given(eqn.invars[0]):
         return IN_PLACE
     if is_packed(eqn):
         return AT_ONCE
@@ -239,7 +239,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
             gone = {k for k in region.eqns if makers >> k & 1}
             if home in gone:  # the seed is among the makers: the users go
                 gone = {k for k in region.eqns if k == i or graph.needs(k, i)}
-            why = f"{NEEDS_ALL} `{graph.eqns[m].primitive.name}` first"
+            why = f"{NEEDS_ALL} {primitives.quoted(graph.eqns[m])} first"
             region.blocked.update(dict.fromkeys(gone, why))
             region.eqns -= gone
             return True

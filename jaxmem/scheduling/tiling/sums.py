@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.shards import Spreads
@@ -16,7 +17,13 @@ from jaxmem.ir.shards import Spreads
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop, and it is there twice.
 def is_move(eqn) -> bool:
-    return eqn.primitive.name in ("transpose", "convert_element_type", "neg")
+    """Whether it is done to each part of a sum."""
+    return primitives.is_cast(eqn) or turns(eqn)
+
+
+def turns(eqn) -> bool:
+    """Whether it transposes or negates, and leaves the dtype."""
+    return eqn.primitive.name in ("transpose", "neg")
 
 
 def moves_behind(
@@ -90,6 +97,11 @@ def _highest(dtype):
         return True
     floating = jnp.issubdtype(dtype, jnp.floating)
     return jnp.inf if floating else jnp.iinfo(dtype).max
+
+
+def is_arithmetic(combine: str) -> bool:
+    """Whether what combines parts works on numbers, and not on their bits."""
+    return combine in _NEUTRAL and not combine.startswith("bitwise")
 
 
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {

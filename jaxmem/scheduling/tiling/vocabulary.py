@@ -19,9 +19,7 @@ from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.sums import is_move
-
-_COMBINED = frozenset({"add", "max", "min"})
+from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class _Growth:
         eqn = self.graph.eqns[i]
         treated = treatment(eqn, self.axis, self.size)
         if isinstance(treated, str):
-            self.reasons.append(f"`{eqn.primitive.name}` needs all of it: {treated}")
+            self.reasons.append(f"{primitives.quoted(eqn)} needs all of it: {treated}")
             self.blocked.append(i)
             return
         self.cut[i] = treated
@@ -208,7 +206,8 @@ class _Growth:
     def _out(self, i: int, v, d: int) -> None:
         """An output that is cut: of all the tokens, or of the vocabulary alone."""
         eqn = self.graph.eqns[i]
-        sums = primitives.is_dot(eqn) or "reduce" in primitives.of(eqn).name
+        reduces = primitives.of(eqn).kind is primitives.Kind.REDUCTION
+        sums = primitives.is_dot(eqn) or reduces
         of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
         self._tell(v, d, wide=of_wide and not sums)
         made = sums and i != self.product
@@ -248,7 +247,7 @@ class _Growth:
             if not isinstance(treated, str):
                 return i
         if a in self.wide:
-            self.reasons.append(f"`{eqn.primitive.name}` makes an array of its size")
+            self.reasons.append(f"{primitives.quoted(eqn)} makes an array of its size")
         return None
 
 
@@ -277,7 +276,7 @@ def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
     ins, outs = tuple(places[: len(eqn.invars)]), tuple(places[len(eqn.invars) :])
     if None not in outs:
         return Treatment(ins, outs)
-    if len(outs) > 1 or table.combine not in _COMBINED:
+    if len(outs) > 1 or not is_arithmetic(table.combine) or table.combine == "mul":
         return "it works along the axis"
     return Treatment(ins, outs, table.combine)
 

@@ -104,7 +104,7 @@ class _Levels:
     def _number_a_token(self, a):
         """What is subtracted, before it is spread over the words."""
         made = self._maker(a)
-        if made is not None and made.primitive.name == "broadcast_in_dim":
+        if made is not None and primitives.is_broadcast(made):
             a = made.invars[0]
         return a if is_var(a) and a not in self.found.axis else None
 
