@@ -104,7 +104,7 @@ def terms(eqn) -> int:
     if known.kind is Kind.SCATTER and known.sums:
         updates = eqn.invars[2].aval.size
         return 1 + updates // max(1, math.prod(first.aval.shape[-1:]))
-    if known.name.startswith("reduce_window"):
+    if known.sums and known.name.startswith("reduce_window"):
         return math.prod(eqn.params["window_dimensions"])
     if known.sums:
         sizes = jaxprs.elements(first.aval.shape), eqn.outvars[0].aval.size

@@ -125,13 +125,17 @@ def _is_repeated(eqn) -> bool:
     )
 
 
+def _is_iota(eqn) -> bool:
+    return primitives.of(eqn).name == "iota"
+
+
 def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     """Along which axes the operands must be cut to make a slice of the output."""
     # None for an operation that is not worth repeating.
     if not _is_repeated(eqn) or len(eqn.outvars) != 1:
         return None
     # counted along another axis, every layer has the same numbers
-    if eqn.params.get("dimension") == out_axis and not eqn.invars:
+    if _is_iota(eqn) and eqn.params["dimension"] == out_axis:
         return None
     layers = eqn.outvars[0].aval.shape[out_axis]
     found = cut(eqn, [None] * len(eqn.invars), [out_axis], max(layers, 1))

@@ -65,7 +65,7 @@ def dequantized_products(graph: FlatGraph) -> Iterator[DequantizedProduct]:
     """The products of a graph with an operand that codes of few bits stand for."""
     made = _made_of_codes(graph)
     for root in graph.nodes if made else ():
-        if root.known.kind is not Kind.PRODUCT or root in made:
+        if root.record.kind is not Kind.PRODUCT or root in made:
             continue
         wide = [v.node for v in root.ins if v.node is not None and made.get(v.node)]
         if not wide:

@@ -128,7 +128,7 @@ def _judge(
     arguments = _arguments(pattern, batch, state, bound, frame)
     if arguments is None:
         return None
-    if root.known.rearranges and not all(a.in_order() for a in arguments):
+    if root.record.rearranges and not all(a.in_order() for a in arguments):
         return None
     used = _used_elsewhere(interior, root, state.covered, graph)
     refuse = functools.partial(Refusal, pattern, root, state.covered | {root})
@@ -215,7 +215,7 @@ def is_free(node: Node) -> bool:
     small = all(math.prod(o.shape) == 1 for o in node.outs)
     made = all(folded(v) is not None for v in node.ins)
     made |= neutral(node) is not None
-    return small or made or node.known.rearranges or node.name == "iota"
+    return small or made or node.record.rearranges or node.name == "iota"
 
 
 def _used_elsewhere(interior, root, covered, graph) -> list[Node]:
@@ -241,7 +241,7 @@ def _is_statistic(node: Node, root: Node, covered) -> bool:
     if size * _SMALL > whole:
         return False
     inside = made_of(node, covered)
-    expensive = lambda n: n.known.heavy or n.known.kind in _EXPENSIVE or n.bodies
+    expensive = lambda n: n.record.heavy or n.record.kind in _EXPENSIVE or n.bodies
     return not any(map(expensive, inside))
 
 

@@ -57,7 +57,7 @@ class Node:
         return self.eqn.primitive.name
 
     @property
-    def known(self) -> primitives.Record:
+    def record(self) -> primitives.Record:
         """What is known of its primitive."""
         return primitives.of(self.eqn)
 

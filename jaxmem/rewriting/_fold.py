@@ -71,7 +71,7 @@ def folded(value: FlatValue) -> Number | None:
 
 def _function(node) -> Callable[..., Any] | None:
     """Of the numbers that the operands are."""
-    if node.known.keeps_all or node.name == "stop_gradient":
+    if node.record.keeps_all or node.name == "stop_gradient":
         return lambda x: x
     return _FUNCTIONS.get(node.name)
 

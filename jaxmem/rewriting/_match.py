@@ -238,9 +238,9 @@ class Matcher(InputMatcher):
         """How operations like one of the formula are matched."""
         if self._is_masking(p, lp):
             return self._selection
-        if p.known.elementwise or p.name == "bitcast_convert_type":
+        if p.record.elementwise or p.name == "bitcast_convert_type":
             return self._elementwise
-        if p.known.kind is Kind.REDUCTION and not p.known.by_body:
+        if p.record.kind is Kind.REDUCTION and not p.record.by_body:
             return self._reduction
         named = {"dot_general": self._contraction, "iota": self._iota}
         return named.get(p.name, self._opaque)
@@ -249,7 +249,7 @@ class Matcher(InputMatcher):
         if p.name != "bitcast_convert_type" and not _same_params(p, t):
             return
         orders = [t.ins]
-        if p.known.commutes:
+        if p.record.commutes:
             orders.append(t.ins[::-1])
         for order in orders:
             pairs = zip(p.ins, order, strict=True)

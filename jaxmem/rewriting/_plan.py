@@ -178,7 +178,7 @@ def _settle_covered(rewrites: RewritePlan) -> None:
 def _with_views(graph: FlatGraph, match: Match) -> frozenset[Node]:
     """What a match covers, and the casts and views before it: no copy is kept."""
     frames = {match.frame, *match.opened}
-    views = (n for n in graph.nodes if n.known.rearranges and n.frame in frames)
+    views = (n for n in graph.nodes if n.record.rearranges and n.frame in frames)
     return match.covered.union(views)
 
 

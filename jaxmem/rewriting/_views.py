@@ -134,7 +134,7 @@ def below(value: FlatValue) -> FlatValue | None:
     node = value.node
     if node is None or len(node.outs) != 1:
         return None
-    which = 0 if node.known.rearranges else neutral(node)
+    which = 0 if node.record.rearranges else neutral(node)
     return None if which is None or folded(value) is not None else node.ins[which]
 
 

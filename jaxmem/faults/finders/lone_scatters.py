@@ -15,7 +15,7 @@ def lone_scatters(program: TracedProgram) -> Iterator[tuple[Any, str]]:
         for level in levels(program.closed)
         if level.eqn is None or called(level.eqn) is not None
         for eqn in level.graph.eqns
-        if not primitives.of(eqn).rearranges and called(eqn) is None
+        if not _is_beside(eqn) and called(eqn) is None
     ]
     if len(eqns) != 1 or not primitives.is_scatter_add(eqns[0]):
         return
@@ -23,3 +23,8 @@ def lone_scatters(program: TracedProgram) -> Iterator[tuple[Any, str]]:
     axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
     if axes and min(axes) > 0:
         yield eqn, "a scatter-add compiled by itself, whose result lacks rows"
+
+
+def _is_beside(eqn) -> bool:
+    """Whether it is there beside the scatter: its zeros, or a copy."""
+    return primitives.is_broadcast(eqn) or primitives.of(eqn).same

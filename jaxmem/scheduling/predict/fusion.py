@@ -130,7 +130,7 @@ class Fusion:
             and v not in self.results
         }
 
-    def known(self, i: int) -> primitives.Record:
+    def record(self, i: int) -> primitives.Record:
         """What is known of an equation's primitive."""
         return primitives.of(self.graph.eqns[i])
 
