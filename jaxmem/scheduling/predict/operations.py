@@ -177,7 +177,7 @@ def _passed_on(graph: Graph) -> Graph:
     # that makes the output there.
     values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
     for i, operation in enumerate(graph.operations):
-        is_loop = primitives.named(operation.name).kind is Kind.LOOP
+        is_loop = primitives.named(operation.name).kind is primitives.Kind.LOOP
         for v, a in operation.in_place if is_loop else ():
             if a not in output or v in graph.aliases or graph.readers[a] != (i,):
                 continue
