@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmem.auditing._flow import Flow
@@ -16,35 +15,13 @@ from jaxmem.memory.buffers.assignment import (
     Key,
     parse_buffer_assignment,
 )
-from jaxmem.memory.buffers.device_groups import Labels
 from jaxmem.memory.buffers.shapes import arrays_of
+from jaxmem.memory.compile import StepFacts
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
 _CHOSEN = re.compile(r"allow_spmd_sharding_propagation_to_parameters=\{([\w,]*)\}")
 _PASSED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, \w+=|$)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
-
-
-@dataclass(frozen=True)
-class StepFacts:
-    """What is known of the step that a module was compiled from.
-
-    Attributes:
-      outputs: the sizes of each array that it returns, over all devices; empty where
-        they are not known.
-      donated: the numbers of the module's parameters that may be written; None where
-        it is not known.
-      shards: of each parameter, for each axis which part of it each device has; None
-        for one of which it is not known.
-      inputs: the sizes of each parameter, over all devices.
-      options: the names and values that the compiler was given.
-    """
-
-    outputs: tuple[tuple[int, ...], ...] = ()
-    donated: frozenset[int] | None = None
-    shards: tuple[tuple[Labels, ...] | None, ...] = ()
-    inputs: tuple[tuple[int, ...], ...] = ()
-    options: str = ""
 
 
 class Module:
