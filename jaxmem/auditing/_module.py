@@ -20,6 +20,7 @@ from jaxmem.memory.compile import StepFacts
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
 _CHOSEN = re.compile(r"allow_spmd_sharding_propagation_to_parameters=\{([\w,]*)\}")
+_JOINED = "ConcatBitcast"
 _PASSED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, \w+=|$)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
 
@@ -68,8 +69,9 @@ class Module:
         return True
 
     def data(self, allocation: Allocation) -> list[BufferValue]:
-        """The arrays of an allocation."""
-        return [v for v in allocation.values if v.size and v.shape[:1] != "("]
+        """The arrays of an allocation, each once."""
+        arrays = [v for v in allocation.values if v.size and v.shape[:1] != "("]
+        return [v for v in arrays if self.flow.value(*v.key) == v.key]
 
     @cached_property
     def _allocation_of(self) -> dict[Key, int]:
@@ -93,6 +95,22 @@ class Module:
         found = _PASSED.search(made.attributes)
         places = _ALIAS.findall(found[1]) if found else ()
         return any(_place(place) == value.index for place, _, _ in places)
+
+    def is_part(self, old: BufferValue, new: BufferValue) -> bool:
+        """Whether a TPU's value consists of such that are there, as `old` is."""
+        # It copies a large array to faster memory slice by slice. They are named in
+        # the order in which they come, and fill the place of the whole one.
+        made = self.hlo.instruction(new.name)
+        if made is None or _JOINED not in made.attributes:
+            return False
+        keys = self.operands(new.name)
+        places = sorted((v.offset, v.size) for k in keys if (v := self.values.get(k)))
+        end = new.offset
+        for offset, size in places:
+            if offset != end:
+                return False
+            end += size
+        return old.key in keys and end == new.offset + new.size
 
     def operands(self, name: str) -> set[Key]:
         """The values that an instruction reads."""
