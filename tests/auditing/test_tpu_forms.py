@@ -4,7 +4,12 @@ import re
 
 import pytest
 
+import jaxmem
+from benchmarks import tile_ways
 from jaxmem.auditing._audit import audit_texts
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.tiling.tiles import Tiles
 
 JOINED = """HloModule joined, is_scheduled=true
 
@@ -122,3 +127,17 @@ def test_what_a_loop_hands_on_is_its_operand():
     changed = hlo.replace("tuple(%next1, %kept1,", "tuple(%next1, %more1,")
     before = LOOP_PLACES.replace(" value: <14", own + " value: <14")
     assert "shared_bytes" in {f.rule for f in audit_texts(changed, before)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_jax")
+def test_tiles_of_layers_that_a_tpu_copies_in_slices():
+    step = tile_ways.STEPS["16 Llama-like layers, 2 x 2048"]("plain")
+    choice = Choice("tpu-v5e", (Recompute(4e10), Tiles(57_721_792)))
+    made, _ = tile_ways.in_tiles(step, choice)
+    report = jaxmem.estimate(
+        made, *step.args, target="tpu-v5e", donate_argnums=step.donate
+    )
+    texts = report.compiler_texts()
+    assert "ConcatBitcast" in texts[0]
+    assert audit_texts(*texts) == ()
