@@ -33,14 +33,14 @@ ALLOWED = {
     "ir": {"_bits", "chips"},
     "pages": set(),
     "chips": {"_bytes", "_remedies"},
-    "frameworks": {"ir"},
+    "frameworks": {"_paths", "ir"},
     "memory": {
         *("_adviser", "_bytes", "_module_path", "_progress", "_remedies", "chips"),
         *("frameworks", "ir", "pages"),
     },
     "ops": {"_bits", "_float8", "_remedies", "ir"},
     "rewriting": {"ir", "ops"},
-    "nn": {"ir", "memory", "ops", "pages", "rewriting"},
+    "nn": {"frameworks", "ir", "memory", "ops", "pages", "rewriting"},
     "optim": {
         *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
     },
@@ -57,7 +57,7 @@ ALLOWED = {
         *("frameworks", "ir", "memory", "pages", "planning"),
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
-    "freezing": {"_paths", "memory"},
+    "freezing": {"_paths", "frameworks", "memory"},
     "advising": {
         *("_bytes", "_module_path", "_progress", "accumulate", "chips", "frameworks"),
         *("ir", "memory", "nn", "optim", "pages", "rewriting", "scheduling"),
