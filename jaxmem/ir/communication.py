@@ -28,9 +28,17 @@ def sent(eqn, spreads: Spreads) -> float:
     """
     if spreads.mesh is None:
         return 0.0
+    if id(eqn) not in spreads.sent:
+        spreads.sent[id(eqn)] = eqn, _sent(eqn, spreads)
+    return spreads.sent[id(eqn)][1]
+
+
+def _sent(eqn, spreads: Spreads) -> float:
     if eqn.primitive.name == "scan":
         inside = eqn.params["jaxpr"], spreads.body(eqn)
         return eqn.params["length"] * _sent_in(*inside)
+    if eqn.primitive.name == "cond":  # one branch is taken, and nobody knows which
+        return max(_sent_in(b, spreads.body(eqn)) for b in jaxprs.bodies(eqn))
     if (body := jaxprs.called(eqn)) is not None:
         return _sent_in(body, spreads.inputs(eqn.invars))
     if eqn.primitive.name == "shard_map":

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir import jaxprs
-from jaxmem.ir.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir.shards import InputSpreads, of_spec, whole
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling import schedule

@@ -285,7 +285,7 @@ def test_what_is_nested_in_a_map_keeps_what_it_does_without(name, rate, check_vm
 
 
 def test_costs_of_a_map_are_those_of_all_its_devices():
-    from jaxmem.ir.costs import flops
+    from jaxmem.cost.equations import flops
 
     closed = jax.make_jaxpr(mapped(True))(
         batch(), *map(lambda w: w[0], parameters().values())

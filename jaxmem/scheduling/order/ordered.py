@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxmem import planning
-from jaxmem.ir.costs import MACHINES, fused_only
+from jaxmem.chips import CHIPS
+from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import Aliases
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
@@ -146,7 +147,7 @@ def recomputed_peak(
 
 
 def _seconds(target: str) -> Cost:
-    chip = MACHINES[target]
+    chip = CHIPS[target].machine
     return planning.seconds(chip.narrow, chip.bandwidth)
 
 

@@ -11,9 +11,8 @@ import jax
 
 from jaxmem._checks import OneOf, from_plain
 from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import host_traffic
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES
-from jaxmem.ir.host_traffic import host_traffic
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
@@ -111,7 +110,7 @@ class Plan(SavedResult):
     @property
     def host_seconds(self) -> float:
         """Seconds that the link to the host is busy, by the rate of the target."""
-        return self.host_traffic_bytes / MACHINES[self._chip].host
+        return self.host_traffic_bytes / CHIPS[self._chip].machine.host
 
     @property
     def _chip(self) -> str:

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxmem.ir.costs import MACHINES
-from jaxmem.ir.host_traffic import waiting_for_host
+from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
@@ -245,7 +245,7 @@ class SearchRun:
     def _space(self) -> SearchSpace:
         lists = () if self.named else self._first.lists
         target = self.step.target
-        about = self._first.unordered, MACHINES[target], self.step.spreads
+        about = self._first.unordered, CHIPS[target].machine, self.step.spreads
         waiting = waiting_for_host(*about)
         how = self.named, self.offload, waiting, self._first.branches
         return space_of(self._first.pairs, lists, target, *how)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxmem.ir.costs import MACHINES, flops, is_fused
-from jaxmem.ir.costs import seconds as seconds_of
+from jaxmem.chips import CHIPS, Machine
+from jaxmem.cost.equations import arithmetic
+from jaxmem.cost.equations import seconds as seconds_of
+from jaxmem.ir.costs import is_fused
 from jaxmem.ir.jaxprs import bodies
-from jaxmem.ir.propagation import on_device
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.scheduling.tiling.regions import Region
@@ -52,6 +53,10 @@ class Price:
     target: str
     spreads: Spreads = field(default_factory=Spreads)
 
+    @property
+    def machine(self) -> Machine:
+        return CHIPS[self.target].machine
+
     def whole(self, eqn) -> Work:
         """An equation as it is."""
         return self.part(eqn, (None,) * len(eqn.invars), (0,) * len(eqn.outvars), 1)
@@ -70,8 +75,7 @@ class Price:
                 moved += 2 * sum_bytes(eqn, v, self.spreads)
             else:
                 moved += self.spreads.bytes_of(v) / n
-        arithmetic = self._arithmetic(eqn) / n / self.spreads.workers(eqn)
-        return Work(max(arithmetic, moved / MACHINES[self.target].bandwidth), 1)
+        return Work(max(self._work(eqn) / n, moved / self.machine.bandwidth), 1)
 
     def alike(self, eqn) -> Work:
         """An equation that each part does as the step does."""
@@ -79,22 +83,20 @@ class Price:
 
     def seconds(self, eqn) -> float:
         """Of an equation and the loops in it, on one device."""
-        machine = MACHINES[self.target]
-        return on_device(eqn, self.spreads, lambda e: seconds_of(e, machine))
+        return seconds_of(eqn, self.machine, self.spreads) or 0.0
 
     def longer(self, whole: Work, loops: Iterable[Work], n: int) -> float:
         """What `n` iterations of these loops take longer than the whole."""
-        launch = MACHINES[self.target].launch
+        launch = self.machine.launch
         # one launch more for a loop's own counter and condition
         each = (max(w.seconds, launch * (1 + w.kernels)) for w in loops)
         return max(0.0, n * sum(each) - max(whole.seconds, launch * whole.kernels))
 
-    def _arithmetic(self, eqn) -> float:
-        machine = MACHINES[self.target]
-        if bodies(eqn):  # a loop: its own operations
-            return seconds_of(eqn, machine) or 0.0
-        narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
-        return flops(eqn) / (machine.narrow if narrow else machine.wide)
+    def _work(self, eqn) -> float:
+        """Of its arithmetic; of a loop that of its own operations."""
+        if bodies(eqn):
+            return self.seconds(eqn)
+        return arithmetic(eqn, self.machine, self.spreads)
 
 
 def seconds(
