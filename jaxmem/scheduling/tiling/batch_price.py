@@ -1,17 +1,17 @@
 """What it costs to run a step in micro-batches: seconds beyond those of the step.
 
-By the price of all parts (`price`), over the equations of the step and of the loops in
-it: weights are read by every part, the float32 sums of gradients are read and written
-by each, and every kernel is started `n` times.
+By the price of all parts (`cost.parts`), over the equations of the step and of the
+loops in it: weights are read by every part, the float32 sums of gradients are read and
+written by each, and every kernel is started `n` times.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from jaxmem.cost.parts import Price, Work, total
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
-from jaxmem.scheduling.tiling.price import Price, Work, total
 
 
 class _Both(NamedTuple):

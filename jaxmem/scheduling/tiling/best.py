@@ -1,13 +1,11 @@
 """Which region of a list of equations pays, and in how many parts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from jaxmem.ir.scans import size_of
 from jaxmem.scheduling.tiling.list_regions import Found, ListRegions
-from jaxmem.scheduling.tiling.regions import inner
+from jaxmem.scheduling.tiling.regions import RegionGraph, inner
 
 _MUCH = 0.95  # of the bytes with fewer parts: more parts must take less than that
 _ALIKE = 0.05  # of what is alive: savings that differ by less are alike
@@ -51,7 +49,7 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
             # none of what is too large may stand whole at their border
             outers = [one for one in outers if large <= inner(graph, one.region)]
             # cheap parts, and parts of them, where that is less than so many at once
-            times = [(_of_both(graph.eqns, one, first), one) for one in outers]
+            times = [(_of_both(graph, one, first), one) for one in outers]
             least, outer = min(times, key=lambda pair: pair[0], default=(0.0, first))
             return outer if least <= _FEWER * first.seconds else first
         if chosen is None or first.figures.after < _MUCH * chosen.figures.after:
@@ -60,9 +58,9 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
     return chosen
 
 
-def _of_both(eqns: Sequence[Any], outer: Found, inner: Found) -> float:
+def _of_both(graph: RegionGraph, outer: Found, inner: Found) -> float:
     """Seconds of tiles inside of tiles: only sums that the outer ones cut are less."""
-    size = lambda i: size_of(eqns[i].outvars[0])
+    size = lambda i: graph.size(graph.eqns[i].outvars[0])
     summed = [i for i in inner.region.eqns if inner.region.is_sum(i)]
     region = outer.region
     cut = (i for i in summed if i in region.eqns and not region.is_sum(i))

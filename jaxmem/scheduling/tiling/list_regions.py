@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
-from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
 from jaxmem.scheduling.tiling.loop import tiled
 from jaxmem.scheduling.tiling.price import seconds
+from jaxmem.scheduling.tiling.region_bytes import Figures, figures_of
 from jaxmem.scheduling.tiling.regions import (
     Region,
     RegionGraph,
@@ -81,7 +82,7 @@ class ListRegions:
             # what is elementwise only, XLA fuses: an optimizer's update, in place
             if not has_product(self.graph, region):
                 continue
-            figures = self._live.of(region)
+            figures = figures_of(self._live, region)
             if figures.gain > _GAIN * figures.before:
                 about = self.target, self.graph.spreads
                 cost = seconds(self.graph.eqns, region, *about)
