@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from jaxmem import planning
 from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import product_seconds
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import Aliases
 from jaxmem.ir.shards import InputSpreads
@@ -127,7 +128,7 @@ def sequences(
     # operations are numbered as the graph of this chip has them, here and in the pass
     ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
     order = planning.order(ops.graph, time_limit=patience).operations
-    how = {"cost": _seconds(target), "effort": EFFORT, "time_limit": patience}
+    how = {"cost": _seconds(ops, target), "effort": EFFORT, "time_limit": patience}
     found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     return [
@@ -143,12 +144,17 @@ def recomputed_peak(
     tpu = is_tpu(target)
     written = with_dilated_inputs(closed, tpu)
     ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
-    return least.recomputed_peak(ops.graph, _seconds(target))
+    return least.recomputed_peak(ops.graph, _seconds(ops, target))
 
 
-def _seconds(target: str) -> Cost:
-    chip = CHIPS[target].machine
-    return planning.seconds(chip.narrow, chip.bandwidth)
+def _seconds(ops: Operations, target: str) -> Cost:
+    """Of an operation's products, or of what it moves if that takes longer."""
+    machine, seconds = CHIPS[target].machine, {}
+    for operation, at in zip(ops.graph.operations, ops.equations, strict=True):
+        eqns = (ops.closed.eqns[i] for i in at)
+        products = sum(product_seconds(eqn, machine, ops.spreads) for eqn in eqns)
+        seconds[operation] = max(products, operation.moved / machine.bandwidth)
+    return seconds.__getitem__
 
 
 # Of the temporaries as the step is written. The graph's own are off by less than a half

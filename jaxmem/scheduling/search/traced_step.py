@@ -28,6 +28,9 @@ from jaxmem.scheduling.predict.tpu import is_tpu
 
 # Of the seconds of the step's own products: less is not worth another compile.
 ENOUGH = 0.01
+# How far a predicted peak may be above the compiled one: that of one step in 81 of
+# `benchmarks.predict` is further above, by 0.6 %.
+OFF = 1.1
 
 
 @dataclass(frozen=True)
