@@ -151,3 +151,29 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
     copy, rows = (side, side), (2 * side, side)
     assert rows not in kept(None) and copy in kept(None)
     assert rows in kept(spread)
+
+
+def test_rows_of_a_table_that_each_device_has_are_dear_to_take_once_more():
+    """An eighth of the rows is kept for less than the whole table is read for."""
+    rows, width, share = 2**12, 64, 0.3  # of the time in which a byte is moved
+
+    def loss(x, table, ids):
+        taken = lambda x, ids: (x * jnp.sin(table[ids]), None)
+        return jnp.sum(lax.scan(taken, x, ids)[0])
+
+    like = jax.ShapeDtypeStruct
+    x = table = like((rows, width), jnp.float32)
+    ids = like((LAYERS, rows), jnp.int32)
+    closed = jaxprs.trace(jax.grad(loss), x, table, ids).jaxpr
+    mesh = jaxmem.target_mesh("h100", (8,), ("data",))
+    specs = P("data"), P(), P(None, "data")
+    given = of_shardings(closed, [NamedSharding(mesh, spec) for spec in specs])
+    price = price_at(share * CHIPS["h100"].machine.bandwidth, "h100")
+
+    def taken_again(given):
+        (pair,) = pairs(closed, given)
+        eqns = (pair.body.eqns[i].primitive.name for i in cut(pair, price).recomputed)
+        return "gather" in eqns
+
+    assert taken_again(None)
+    assert not taken_again(given)

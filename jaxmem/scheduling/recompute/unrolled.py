@@ -21,7 +21,7 @@ from jaxmem.ir.costs import MATMULS
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
+from jaxmem.ir.scans import LOOPS, barrier, is_var
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -47,8 +47,9 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
         v: None for v in reads if v in graph.maker and graph.maker[v] not in late
     }  # in the order of their readers
     early = [v for v in early if v not in graph.outputs]
-    least = _SMALL * sum(map(size_of, early))
-    large = {v for v in early if size_of(v) >= least and not _is_stack(graph, v)}
+    size = spreads_in(closed, given).bytes_of
+    least = _SMALL * sum(map(size, early))
+    large = {v for v in early if size(v) >= least and not _is_stack(graph, v)}
     free = {*graph.invars, *graph.outputs, *(v for v in early if v not in large)}
     if not large:
         return None
