@@ -21,8 +21,8 @@ from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Spreads
 
-# A random word, in terms of what it takes to write it: that, and some 55 operations of
-# threefry (20 rounds of five for two words), by an H100's rates another 1.8 times.
+# A random word, in terms of what it takes to write it: that, and 60 operations of
+# threefry, as of a compiled kernel: by an H100's rates another 1.8 times.
 _HASH = 3
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 # the jaxpr does not say how often they iterate, or what they do
