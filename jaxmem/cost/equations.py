@@ -18,7 +18,7 @@ from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import mapped_axes
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.ragged import is_ragged, ragged_flops
-from jaxmem.ir.scans import is_var
+from jaxmem.ir.scans import is_var, iterations
 from jaxmem.ir.shards import WHOLE, Spreads
 
 # A random word, in terms of what it takes to write it: that, and 60 operations of
@@ -116,9 +116,9 @@ def _inside(
         if len(known) < len(parts):
             return None
         sums.append(sum(known) / (_sharing(eqn, spreads) if given is None else 1))
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
     # one branch is taken, and nobody knows which
-    return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))
+    one = max(sums) if eqn.primitive.name == "cond" else sum(sums)
+    return iterations(eqn) * one
 
 
 def _sharing(eqn, spreads: Spreads) -> int:

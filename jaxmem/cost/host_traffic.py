@@ -10,7 +10,7 @@ from jaxmem.cost.equations import seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.propagation import given_inside, spreads_in
-from jaxmem.ir.scans import is_on_host
+from jaxmem.ir.scans import is_on_host, iterations
 from jaxmem.ir.shards import InputSpreads, Spreads
 
 
@@ -35,11 +35,10 @@ def _traffic(eqn, spreads: Spreads) -> int:
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
             shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
             total += size // shards if is_on_host(u) != is_on_host(v) else 0
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
     inside = (
         host_traffic(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)
     )
-    return total + times * sum(inside)
+    return total + iterations(eqn) * sum(inside)
 
 
 def waiting_for_host(

@@ -77,7 +77,7 @@ class Price:
 
     def alike(self, eqn) -> Work:
         """An equation that each part does as the step does."""
-        return Work(0.0 if is_fused(eqn) else self.seconds(eqn), not is_fused(eqn))
+        return Work(self.seconds(eqn), not is_fused(eqn))
 
     def seconds(self, eqn) -> float:
         """Of an equation and the loops in it, on one device."""

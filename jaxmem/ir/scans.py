@@ -58,6 +58,11 @@ def carried_aliases(eqn) -> dict[int, int]:
     return {k: consts + k for k in range(carries)}
 
 
+def iterations(eqn) -> int:
+    """How often a body of an equation runs, as far as the jaxpr says it."""
+    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+
+
 def xs_of(eqn) -> list[Any]:
     """The arrays of which a scan reads a slice in each iteration."""
     return split(eqn, eqn.invars)[2]

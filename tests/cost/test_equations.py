@@ -194,6 +194,12 @@ CALLS = {
         lambda x, w, v: lax.scan(lambda x, _: (jnp.tanh(x @ w), v + 1), x, length=5),
         5,
     ),
+    "cond": (
+        lambda x, w, v: lax.cond(
+            True, lambda x: (jnp.tanh(x @ w), v + 1), lambda x: (x, v), x
+        ),
+        1,
+    ),
 }
 
 
