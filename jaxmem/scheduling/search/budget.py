@@ -26,6 +26,7 @@ from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
     best_of,
+    by_peak,
     progress_of,
     trial_of,
     unreachable,
@@ -98,7 +99,7 @@ class BudgetSearch:
             fit = (i for i, peak in self.peaks.items() if peak <= self.budget)
             fits = min(fit, default=fits)
         if fits == len(self.candidates):
-            raise unreachable(self.budget, min(self.tried, key=lambda t: t.peak))
+            raise unreachable(self.budget, min(self.tried, key=by_peak))
         return fits
 
     def _explore(self) -> None:

@@ -37,6 +37,7 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     SearchResult,
     best_of,
+    by_peak,
     progress_of,
     trial_of,
     unreachable,
@@ -191,13 +192,13 @@ class SearchRun:
     def _least_settled(self) -> ReportedTrial:
         """The least of what was tried, all that may be it compiled to the end."""
         best, seen = None, set()
-        for one in sorted(self.tried, key=lambda t: t.peak):
+        for one in sorted(self.tried, key=by_peak):
             if best is not None and one.peak >= best.peak:
                 break
             if one.peak not in seen:  # of those that are alike to the byte, the first
                 seen.add(one.peak)
                 found = self._settled(one)
-                best = min(found, best or found, key=lambda t: t.peak)
+                best = min(found, best or found, key=by_peak)
         assert best is not None
         return best
 
