@@ -61,16 +61,7 @@ def arithmetic(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
 
 
 def seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float | None:
-    """How long an equation takes a device, loops in full.
-
-    Args:
-      eqn: the equation.
-      machine: the rates of the chip.
-      spreads: how its arrays are spread over devices.
-
-    Returns:
-      Seconds; None where nobody can tell, or it has effects.
-    """
+    """How long an equation takes; None where nobody can tell, or it has effects."""
     if _compat.has_side_effects(eqn):
         return None
     if is_fused(eqn):

@@ -55,17 +55,11 @@ def waiting_for_host(
     for eqn in jaxprs.split(closed)[0].eqns:
         within = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
         if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
-            total += _waiting(eqn, machine, spreads)
+            work, sent = seconds(eqn, machine, spreads), _traffic(eqn, spreads)
+            total += 0.0 if work is None else max(0.0, sent / machine.host - work)
         else:
             total += sum(waiting_for_host(b, machine, known) for b, known in within)
     return total
-
-
-def _waiting(eqn, machine: Machine, spreads: Spreads) -> float:
-    work = seconds(eqn, machine, spreads)
-    if work is None:
-        return 0.0
-    return max(0.0, _traffic(eqn, spreads) / machine.host - work)
 
 
 def _inner(eqn) -> list[Any]:

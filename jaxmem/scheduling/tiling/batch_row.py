@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem.cost.live_bytes import LiveBytes
-from jaxmem.cost.sums import summed_size
+from jaxmem.cost.parts import summed_size
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import size_of

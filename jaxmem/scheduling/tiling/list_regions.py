@@ -9,8 +9,7 @@ from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.tiling.loop import tiled
-from jaxmem.scheduling.tiling.price import seconds
-from jaxmem.scheduling.tiling.region_bytes import Figures, figures_of
+from jaxmem.scheduling.tiling.price import Figures, figures_of, seconds
 from jaxmem.scheduling.tiling.regions import (
     Region,
     RegionGraph,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.cost.sums import wide
+from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var

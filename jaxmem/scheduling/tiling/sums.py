@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.cost.sums import wide
+from jaxmem.cost.parts import wide
 from jaxmem.ir.graph import JaxprGraph
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.cost.sums import wide
+from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.label_rules import Labels

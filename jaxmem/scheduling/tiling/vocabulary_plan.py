@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
-from jaxmem.cost.parts import Price, Work, total
-from jaxmem.cost.sums import sum_bytes
+from jaxmem.cost.parts import Price, Work, sum_bytes, total
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
