@@ -12,10 +12,12 @@ from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LARGE
-from jaxmem.ir.shards import InputSpreads, of_spec, whole
+from jaxmem.ir.shards import InputSpreads, of_shardings, of_spec, whole
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling import schedule
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.placement.inside import Constants, ConstantsInside
 from jaxmem.scheduling.plan.plan import undonated
 from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -181,6 +183,22 @@ def test_residuals_that_are_kept(mesh):
 
     alone, spread = notes(rows(5)), notes(rows(5 * N, mesh))
     assert alone == spread and len(alone) == 1
+
+
+@pytest.mark.parametrize("side", [1024, 4096])
+def test_constants_of_scans(mesh, side):
+    """They are made in each iteration where the part of a device is large."""
+
+    def step(x, row):
+        wide = jnp.broadcast_to(row[:, None], (side, side))
+        return lax.scan(lambda x, _: (jnp.sin(x * wide), None), x, length=LAYERS)[0]
+
+    x, row = spread_over(mesh, (side, side), "data"), spread_over(mesh, (side,), "data")
+    closed = jaxprs.trace(step, x, row).jaxpr
+    level = Level(closed, {}, spreads=of_shardings(closed, (x.sharding, row.sharding)))
+    found = list(ConstantsInside().analyse(level, Constants()))
+    assert bool(found) == (4 * side**2 // N >= LARGE)
+    assert list(ConstantsInside().analyse(Level(closed, {}), Constants()))
 
 
 def test_a_table_of_which_rows_are_updated(mesh):
