@@ -17,6 +17,7 @@ from jaxmem.memory import format_bytes
 from jaxmem.scheduling import schedule
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.placement.inside import Constants, ConstantsInside
 from jaxmem.scheduling.plan.plan import undonated
 from jaxmem.scheduling.recompute.barriers import Barriers
@@ -183,6 +184,31 @@ def test_residuals_that_are_kept(mesh):
 
     alone, spread = notes(rows(5)), notes(rows(5 * N, mesh))
     assert alone == spread and len(alone) == 1
+
+
+def test_what_is_recomputed_in_an_order(mesh):
+    """A product that is done a second time for the second of its readers."""
+
+    def step(x, w):
+        y = x @ w
+        return jnp.cumsum(y, 0), y.sum()
+
+    def rows(count: int, mesh=None):
+        args = (count, WIDTH), (WIDTH, WIDTH)
+        if mesh is None:
+            closed = jaxprs.trace(step, *(jax.ShapeDtypeStruct(a, "f4") for a in args))
+            given = None
+        else:
+            specs = spread_over(mesh, args[0], "data"), spread_over(mesh, args[1])
+            closed = jaxprs.trace(step, *specs)
+            given = of_shardings(closed.jaxpr, [s.sharding for s in specs])
+        level = Level(closed.jaxpr, {}, "h100", spreads=given)
+        order = OrderOperations()
+        (found,) = order.analyse(level, OperationOrder(sequence=(0, 1, 0, 2)))
+        (row,) = order.describe(found, "h100").recomputed
+        return row.operation, row.bytes, row.flops, row.seconds
+
+    assert rows(64) == rows(64 * N, mesh)
 
 
 @pytest.mark.parametrize("side", [1024, 4096])

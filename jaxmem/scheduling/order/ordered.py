@@ -9,7 +9,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.cost.equations import product_seconds
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import Aliases
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
 from jaxmem.planning.remat import least
@@ -54,6 +54,8 @@ class Ordered:
     # the equations that cost, and are done more than once
     recomputed: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()  # why it is not in order
+    # how the arrays of these equations are spread
+    spreads: Spreads = field(default_factory=Spreads, repr=False)
 
 
 class OrderOperations(Pass[OperationOrder, Ordered]):
@@ -69,7 +71,8 @@ class OrderOperations(Pass[OperationOrder, Ordered]):
 
     def describe(self, rewrite: Ordered, target: str) -> Description:
         once = [(eqn, 1) for eqn in rewrite.recomputed]
-        return Description(recomputed=recomputed(once, target), notes=rewrite.notes)
+        rows = recomputed(once, target, rewrite.spreads)
+        return Description(recomputed=rows, notes=rewrite.notes)
 
 
 def _ordered(level: Level, config: OperationOrder) -> Ordered:
@@ -95,7 +98,8 @@ def _in_planned_order(level: Level):
 
 def _repeated(level: Level, sequence: Sequence[int]):
     ops = _operations_of(level)
-    return Ordered(in_sequence(ops, sequence), tuple(_recomputed(ops, sequence)))
+    again = tuple(_recomputed(ops, sequence))
+    return Ordered(in_sequence(ops, sequence), again, spreads=ops.spreads)
 
 
 def _operations_of(level: Level, duplicates: bool | None = None) -> Operations:
