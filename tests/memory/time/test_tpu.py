@@ -6,12 +6,10 @@ import pytest
 
 from benchmarks import time
 from jaxmem.chips import rates_of
+from jaxmem.cost.kernel import Arithmetic, KernelWork, Product, Traffic
+from jaxmem.cost.roofline import product_seconds, seconds
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.time.arithmetic import Arithmetic
-from jaxmem.memory.time.products import Product
-from jaxmem.memory.time.roofline import KernelWork, product_seconds, seconds
 from jaxmem.memory.time.schedule import timed
-from jaxmem.memory.time.traffic import Traffic
 from tests.memory.time import modules
 
 V5E = rates_of("tpu-v5e")
