@@ -1,5 +1,8 @@
 """Each private name of JAX that jaxmem leans on, called once: fails when JAX moves."""
 
+import inspect
+import os
+import pathlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
+import pallas_kernels
 from jaxmem import _compat
 
 
@@ -27,7 +31,6 @@ def test_jaxpr_types():
     assert isinstance(closed, _compat.ClosedJaxpr)
     assert isinstance(closed.jaxpr, _compat.Jaxpr)
     (eqn,) = closed.jaxpr.eqns
-    assert isinstance(eqn, _compat.JaxprEqn)
     assert isinstance(eqn.primitive, _compat.Primitive)
     assert isinstance(eqn.invars[0], _compat.Var)
     assert isinstance(eqn.invars[1], _compat.Literal)
@@ -407,3 +410,73 @@ def test_operations_by_their_names():
     assert (names == {"SearchSorted"}) == (jax.__version_info__ >= (0, 12))
     (eqn,) = jax.make_jaxpr(jnp.sin)(1.0).eqns
     assert _compat.operation(eqn) == ("sin", eqn.params)
+
+
+def test_within_a_step_no_gpu_is_absent():
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    with _compat.absent_gpu((9, 0)), _compat.no_absent_gpu():
+        assert not fused.check_compute_capability("8.0")  # of this process
+
+
+def test_whether_a_jitted_function_names_shardings():
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    named = jax.jit(lambda x: x, out_shardings=one)
+    assert _compat.names_shardings(_compat.jit_info(named))
+    assert not _compat.names_shardings(_compat.jit_info(jax.jit(lambda x: x)))
+
+
+def test_equations_of_no_mesh_are_in_that_of_the_context():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    outer = jax.make_jaxpr(jax.jit(lambda x: x + 1.0))(1.0).jaxpr
+    with jax.set_mesh(mesh):
+        moved = _compat.in_mesh_in_context(outer)
+    (before,), (call,) = outer.eqns, moved.eqns
+    (inside,) = call.params["jaxpr"].jaxpr.eqns
+    assert before.ctx.cur_abstract_mesh.empty
+    assert call.ctx.cur_abstract_mesh == mesh.abstract_mesh
+    assert inside.ctx.cur_abstract_mesh == mesh.abstract_mesh
+
+
+def test_backward_pass_of_splash_attention():
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_mask as masks,
+    )
+
+    length, size = 128, 128
+    mask = masks.MultiHeadMask([masks.FullMask((length, length))])
+    blocks = splash.BlockSizes(
+        **dict.fromkeys(("block_q", "block_kv", "block_q_dkv", "block_kv_dkv"), length),
+        **dict.fromkeys(("block_kv_compute", "block_kv_dkv_compute"), length),
+        use_fused_bwd_kernel=True,
+    )
+    kernel = splash.make_splash_mha(
+        mask, block_sizes=blocks, head_shards=1, q_seq_shards=1, interpret=True
+    )
+    q = k = v = jnp.ones((1, length, size), jnp.float32)
+    total = jnp.full((1, length), size + jnp.log(float(length)))
+    grads = _compat.splash_attention_grads(kernel, q, k, v, v, total, v)
+    assert [x.shape for x in grads] == [q.shape] * 3
+    # all rows are alike: each value is of all rows' outputs alike, and the logits of no
+    # account
+    assert jnp.allclose(grads[2], 1.0, rtol=1e-5)
+    assert jnp.allclose(grads[0], 0.0, atol=1e-4)
+
+
+def test_files_of_this_package():
+    assert _compat.is_own_file(_compat.__file__)
+    assert not _compat.is_own_file(jaxmem.demo.__file__)
+    assert _compat.is_own_file(pallas_kernels.__file__)
+    assert any(part in jax.__file__ for part in _compat.INSTALLED)
+    assert all(folder.endswith(os.sep) for folder in _compat.OWN)
+
+
+def test_every_name_has_a_test():
+    text = pathlib.Path(__file__).read_text()
+    names = [name for name in vars(_compat) if not name.startswith("_")]
+    functions = [name for name in names if not inspect.ismodule(vars(_compat)[name])]
+    assert len(functions) > 50
+    assert [name for name in functions if f"_compat.{name}" not in text] == []

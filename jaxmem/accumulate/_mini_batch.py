@@ -64,7 +64,7 @@ def run_mini_batch(
     batch,
     rng,
 ) -> MiniBatchResult:
-    """One mini-batch. `loss_fn` is of `adapters.loss.standard_loss`."""
+    """One mini-batch. `loss_fn` is of `_loss.standard_loss`."""
     args = params, opt_state, model_state, batch, rng
     if options.mesh is None:
         return _run(loss_fn, *args, tx=tx, options=options)

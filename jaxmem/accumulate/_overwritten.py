@@ -12,8 +12,7 @@ import jax
 from jax.tree_util import keystr
 
 from jaxmem._checks import shown
-
-KEY = "_overwrite_with_gradient"
+from jaxmem.frameworks import OVERWRITE as KEY
 
 
 def take_apart(params: Any) -> tuple[Any, Any]:
@@ -36,19 +35,6 @@ def put_together(trained: Any, overwritten: Any, like: Any) -> Any:
     if overwritten is None:
         return trained
     return type(like)({"params": trained, KEY: overwritten})
-
-
-def check_nnx(model: Any) -> None:
-    """ValueError for an nnx model with such state: `nnx.Optimizer` leaves it alone."""
-    from flax import nnx
-
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        if getattr(variable, "type", type(variable)).__name__ == KEY:
-            raise ValueError(
-                f"the model's {'/'.join(map(str, path))} is of {KEY!r}: its gradient "
-                "would have to overwrite it, which an nnx.Optimizer does not do; train "
-                "the linen model with a TrainState, or without fp8"
-            )
 
 
 def _check_deeper(params: Any) -> None:

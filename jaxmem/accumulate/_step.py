@@ -12,9 +12,8 @@ from jaxmem._checks import wrong_type
 from jaxmem.accumulate._accumulators import log_once, tree_bytes
 from jaxmem.accumulate._mapped import check_parameters
 from jaxmem.accumulate._options import StepOptions
-from jaxmem.accumulate._overwritten import check_nnx
-from jaxmem.accumulate.adapters import Adapter, kind_of, make_adapter
-from jaxmem.frameworks import Jitted
+from jaxmem.accumulate._update import update_of
+from jaxmem.frameworks import Framework, Jitted, StepForm, framework_of
 from jaxmem.optim.accumulation import check_position, counters
 
 
@@ -34,16 +33,16 @@ class MicrobatchStep:
         self.options = options
         self.__name__ = "microbatch_step"
         self._definition = (loss_fn, tx, options)
-        self._scheduled: dict[str, tuple[Adapter, Any]] = {}
+        self._scheduled: dict[str, tuple[StepForm, Any]] = {}
         self._logged_copies = False
         self._known: list[Any] = []  # counters of the state that the last call returned
 
     def __call__(self, *args):
-        adapter, scheduled = self._prepare(args)
-        check_position(adapter.state_in(args), self.options.n, self._known)
-        with _naming_arguments(adapter.run, args):
+        form, scheduled = self._prepare(args)
+        check_position(form.state_in(args), self.options.n, self._known)
+        with _naming_arguments(form.run, args):
             out = scheduled(*args)
-        self._known = counters(adapter.state_out(args, out))
+        self._known = counters(form.state_out(args, out))
         return out
 
     def trace(self, *args):
@@ -66,31 +65,31 @@ class MicrobatchStep:
         """Which arguments are donated, for a caller that jits this step."""
         return self._prepare(args)[1].jit_options(*args)
 
-    def _prepare(self, args) -> tuple[Adapter, Any]:
+    def _prepare(self, args) -> tuple[StepForm, Any]:
         if not args:
             raise TypeError("a step takes params, a TrainState or an nnx.Module first")
-        kind = kind_of(args[0])
-        if kind not in self._scheduled:
-            if kind == "nnx":
-                check_nnx(args[0])
-            self._scheduled[kind] = self._schedule(kind)
-        adapter, scheduled = self._scheduled[kind]
-        _check_count(adapter.run, args)
-        adapter.check(args)
+        framework = framework_of(args[0])
+        if framework.name not in self._scheduled:
+            self._scheduled[framework.name] = self._schedule(framework)
+        form, scheduled = self._scheduled[framework.name]
+        _check_count(form.run, args)
+        form.check(args)
         if self.options.mesh is not None:
             check_parameters(args[0], self.options)
         if not (self.options.donate or self._logged_copies):
-            _log_copies([args[i] for i in adapter.donate])
+            _log_copies([args[i] for i in form.donate])
             self._logged_copies = True
-        return adapter, scheduled
+        return form, scheduled
 
-    def _schedule(self, kind: str) -> tuple[Adapter, Any]:
+    def _schedule(self, framework: Framework) -> tuple[StepForm, Any]:
         from jaxmem.scheduling import schedule
 
-        adapter = make_adapter(kind, *self._definition)
-        donate = adapter.donate if self.options.donate else ()
+        loss_fn, tx, options = self._definition
+        update = update_of(loss_fn, tx, options)
+        form = framework.step_form(update, tx, options.has_model_state)
+        donate = form.donate if self.options.donate else ()
         clip = self.options.clip
-        return adapter, schedule(adapter.run, donate_argnums=donate, clip=clip)
+        return form, schedule(form.run, donate_argnums=donate, clip=clip)
 
 
 def _check_count(run: Callable, args) -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.advising.forms import name_of, parameters
-from jaxmem.frameworks import is_nnx_object
+from jaxmem.frameworks import framework_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def batch_of(loss_fn: Callable, lean: Callable, args: Sequence[Any]) -> LossBatc
         return lean(model, *((batch,) if single else batch), *((rng,) if keys else ()))
 
     batch = rest[0] if single else tuple(rest)
-    state = "optimizer" if is_nnx_object(args[0]) else "opt_state"
+    state = framework_of(args[0]).state_name
     listed = names[0] if single else f"({', '.join(names)})"
     call = f"step({model}, {state}, {listed}, rng)"
     return LossBatch(examples, loss, (batch, key), written, call)

@@ -11,7 +11,7 @@ from jaxmem.advising import forms
 from jaxmem.advising._advice import EXACT
 from jaxmem.advising.batches import batch_of
 from jaxmem.advising.errors import gradient_error, update_error
-from jaxmem.frameworks import is_nnx_object
+from jaxmem.frameworks import framework_of
 
 APPROXIMATE = ("bits", "moments", "adama")  # what has to be allowed
 BUDGET = "a budget"
@@ -188,7 +188,7 @@ def _approximate(
 
 def _with_few_bits(loss: _Loss, one: _Approximated) -> _Approximated:
     """Codes of what modules keep, or of the derivatives of activations."""
-    options = _CODES if is_nnx_object(loss.args[0]) else _DERIVATIVES
+    options = _CODES if framework_of(loss.args[0]).lean_layers else _DERIVATIVES
     lean = forms.lean_loss(loss.fn, loss.args, **options)
     of = loss.step_of(lean, one.tx)
     measure = _in_few_bits(one.measure, lean, options, **of)

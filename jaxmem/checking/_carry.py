@@ -7,7 +7,8 @@ from typing import Any
 import jax
 
 from jaxmem._checks import wrong_value
-from jaxmem.checking._runs import Arguments, Ran, has_objects
+from jaxmem.checking._runs import Arguments, Ran
+from jaxmem.frameworks import has_objects
 from jaxmem.ir import jaxprs
 
 
@@ -18,7 +19,7 @@ class Carry:
     Attributes:
       pairs: (position of the argument, position in the returned tuple; None where the
         argument is all that is returned).
-      objects: whether an nnx object among the arguments carries its own state.
+      objects: whether an object among the arguments carries its own state.
     """
 
     pairs: tuple[tuple[int, int | None], ...] = ()

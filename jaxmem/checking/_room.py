@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.checking._carry import carry_of
-from jaxmem.checking._runs import Arguments, Ran, Runner, copied, has_objects
-from jaxmem.frameworks import is_equinox_module, pure_call
+from jaxmem.checking._runs import Arguments, Ran, Runner, copied
+from jaxmem.frameworks import has_models, pure_call
 from jaxmem.ir import jaxprs
 
 
@@ -80,14 +80,9 @@ def _batch_places(
     args, kwargs = arguments
     for place, value in [*enumerate(args), *sorted(kwargs.items())]:
         leaves = jax.tree.leaves(value)
-        if place not in carried and not _is_model(value):
+        if place not in carried and not has_models(value):
             yield from (count + i for i, x in enumerate(leaves) if _is_batch(x))
         count += len(leaves)
-
-
-def _is_model(value: Any) -> bool:
-    leaves = jax.tree.leaves(value, is_leaf=is_equinox_module)
-    return has_objects(value) or any(map(is_equinox_module, leaves))
 
 
 def _is_batch(x: Any) -> bool:

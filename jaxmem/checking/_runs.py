@@ -1,6 +1,5 @@
 """Running a step on copies, as its user calls it, and reading what it gives."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +8,13 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxmem.frameworks import is_nnx_object, jitted, named_leaves, pure_call
+from jaxmem.frameworks import (
+    has_objects,
+    jitted,
+    map_arrays,
+    named_leaves,
+    pure_call,
+)
 from jaxmem.ir import jaxprs
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -22,7 +27,7 @@ class Ran:
     """A call that is done.
 
     Attributes:
-      args: the arguments, whose nnx objects are updated.
+      args: the arguments, whose objects are updated.
       kwargs: the keyword arguments, likewise.
       out: what the step returned.
       seen: what a transform has seen besides.
@@ -83,25 +88,12 @@ class Runner:
 
 
 def copied(tree: Any) -> Any:
-    """The pytree with copies of its arrays and nnx objects."""
-    if not has_objects(tree):
-        return jax.tree.map(_copy, tree)
-    from flax import nnx
-
-    graphdef, state = nnx.split(tree)
-    return nnx.merge(graphdef, jax.tree.map(_copy, state))
+    """The pytree with copies of its arrays and objects."""
+    return map_arrays(_copy, tree)
 
 
 def _copy(x: Any) -> Any:
     return x.copy() if isinstance(x, jax.Array) else x
-
-
-def has_objects(tree: Any) -> bool:
-    """Whether there are nnx objects in a pytree."""
-    if "flax.nnx" not in sys.modules:
-        return False
-    leaves = jax.tree.leaves(tree, is_leaf=is_nnx_object)
-    return any(map(is_nnx_object, leaves))
 
 
 def results_of(step: Callable, ran: Ran) -> Results:

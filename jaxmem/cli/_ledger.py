@@ -98,8 +98,8 @@ def _found_in(returned: Any, spec: str) -> tuple[Any, Any]:
 
 
 def _state_among(args: tuple, spec: str) -> tuple[Any, Any]:
-    """A TrainState's parameters and transformation, or those of nnx objects."""
-    from jaxmem.frameworks import is_nnx_object
+    """A TrainState's parameters and transformation, or those of objects."""
+    from jaxmem.frameworks import is_object
 
     for state in args:
         tx = getattr(state, "tx", None)
@@ -107,7 +107,7 @@ def _state_among(args: tuple, spec: str) -> tuple[Any, Any]:
             continue
         if hasattr(state, "params"):
             return state.params, tx
-        models = [x for x in args if is_nnx_object(x) and x is not state]
+        models = [x for x in args if is_object(x) and x is not state]
         if models:
             return models[0], tx
     raise typer.BadParameter(f"{spec} must return {_NEEDED}")

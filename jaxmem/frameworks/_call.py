@@ -7,19 +7,19 @@ with pure_call(step, args, kwargs) as call:
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._donated import check_donated
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
-from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
+from jaxmem.frameworks._jitted import Jitted
 from jaxmem.frameworks._places import Place, resolve
 from jaxmem.frameworks._shardings import check_shardings
+from jaxmem.frameworks.framework import Framework
+from jaxmem.frameworks.registry import compiler_of, in_use, jitted
 from jaxmem.ir import jaxprs as _jaxpr
 
 
@@ -27,7 +27,7 @@ from jaxmem.ir import jaxprs as _jaxpr
 class Call:
     """A call as `pure_call` yields it."""
 
-    # With a `SplitObject` in the place of each nnx object and Equinox module.
+    # With a `SplitObject` in the place of each object of a framework.
     args: tuple[Any, ...]  # positional arguments of the pure function
     kwargs: dict[str, Any]  # its keyword arguments
     form: Form  # all else; the same function, form and shapes give the same trace
@@ -45,7 +45,7 @@ class Call:
         check_donated(fn, self.args, self.kwargs, self.form)
 
     def finish(self, out: Any) -> Any:
-        """The step's own result; its nnx objects are updated."""
+        """The step's own result; its objects are updated."""
         if self.form.as_it_is:
             return out
         return give_back(self.form, (self.args, self.kwargs), out)
@@ -70,16 +70,18 @@ def pure_call(
     values = _static_values(fixed, args, kwargs)
     rest = tuple(x for i, x in enumerate(args) if i not in fixed)
     named = {k: v for k, v in kwargs.items() if k not in fixed}
-    states, filtered = is_nnx_jit(fn), is_filter_jit(fn)
+    compiler = compiler_of(fn)
     with contextlib.ExitStack() as stack:
         # without jit, a trace has each iteration of each loop, and calls written out
         stack.enter_context(jax.disable_jit(False))
-        objects, modules = _has_objects((rest, named), states)
-        if objects:
-            stack.enter_context(_nnx.carried())
-        as_it_is = not (objects or modules or values or filtered)
+        owners = _owners((rest, named), compiler)
+        for framework in owners:
+            stack.enter_context(framework.carried())
+        static_leaves = compiler is not None and compiler.static_leaves
+        as_it_is = not (owners or values or static_leaves)
         shifted = _without_gaps(donated, fixed)
-        form = Form(as_it_is, values, shifted, objects, states, filtered)
+        objects = tuple(f for f in owners if f.in_place)
+        form = Form(as_it_is, values, shifted, objects, compiler)
         if not as_it_is:
             with splitting(form) as split:
                 rest = tuple(map(split, rest))
@@ -135,32 +137,24 @@ def _kind(leaf: Any) -> Hashable:
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), sharding
 
 
-_KNOWN: dict[Any, tuple[bool, bool]] = {}  # (structure, types) -> `_has_objects`
+_KNOWN: dict[Any, tuple[Framework, ...]] = {}  # structure and types -> `_owners`
 
 
-def _has_objects(tree: Any, states: bool) -> tuple[bool, bool]:
-    """Whether there are (nnx objects, Equinox modules) in a pytree."""
-    if not ({"flax.nnx", "equinox"} & sys.modules.keys()):
-        return False, False
+def _owners(tree: Any, compiler: Framework | None) -> tuple[Framework, ...]:
+    """The frameworks of the objects in a pytree."""
     leaves, structure = jax.tree.flatten(tree)
-    key = structure, frozenset(map(type, leaves)), states
+    frameworks = tuple(in_use())
+    key = structure, frozenset(map(type, leaves)), compiler, frameworks
     try:
         if key not in _KNOWN:
-            _KNOWN[key] = _search(tree, states)
+            _KNOWN[key] = _search(tree, compiler, frameworks)
         return _KNOWN[key]
     except TypeError:  # a structure with something in it that has no hash
-        return _search(tree, states)
+        return _search(tree, compiler, frameworks)
 
 
-def _search(tree: Any, states: bool) -> tuple[bool, bool]:
-    leaves = jax.tree.leaves(tree, is_leaf=leaf_of(states))
-    return any(map(_nnx.is_object, leaves)), any(map(_equinox.is_module, leaves))
-
-
-def copied_objects(tree: Any) -> Any:
-    """The pytree with copies of its nnx objects; a step then updates the copies."""
-    if not _has_objects(tree, states=False)[0]:
-        return tree
-    from flax import nnx
-
-    return nnx.clone(tree)
+def _search(
+    tree: Any, compiler: Framework | None, frameworks: tuple[Framework, ...]
+) -> tuple[Framework, ...]:
+    leaves = jax.tree.leaves(tree, is_leaf=leaf_of(compiler))
+    return tuple(f for f in frameworks if any(map(f.owns, leaves)))

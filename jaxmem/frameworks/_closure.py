@@ -6,26 +6,27 @@ Such an object is not an argument, so no call can carry its new values.
 import contextlib
 import functools
 import pathlib
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxmem.frameworks._nnx import is_object
+from jaxmem.frameworks.framework import Framework
+from jaxmem.frameworks.registry import in_use, is_object
 
 
 @contextlib.contextmanager
 def naming_closure(fn: Callable) -> Iterator[None]:
-    """Turns nnx's error about an object of another trace into one that names it."""
+    """Turns an error about an object of another trace into one that names it."""
     try:
         yield
     except Exception as error:
-        # nnx raises a class of its own where a Variable is set, and a ValueError where
-        # a transformation such as nnx.grad would carry it.
-        if "different trace level" not in str(error):
+        framework = next((f for f in in_use() if f.is_lost_update(error)), None)
+        if framework is None:
             raise
-        touched = _in_frames_of_flax(error.__traceback__)
+        touched = _in_frames_of(framework, error.__traceback__)
         objects = _closed_over(fn).items()
-        named = [(name, x) for name, x in objects if touched & _inside(x)]
+        named = [(name, x) for name, x in objects if touched & _inside(framework, x)]
         names = ", ".join(f"`{name}` ({type(x).__name__})" for name, x in named)
         if not names:
             raise
@@ -37,7 +38,7 @@ def naming_closure(fn: Callable) -> Iterator[None]:
 
 
 def _closed_over(fn: Any, depth: int = 3) -> dict[str, Any]:
-    """The nnx objects that a function reads but does not take, by name."""
+    """The objects that a function reads but does not take, by name."""
     if depth == 0:
         return {}
     found: dict[str, Any] = {}
@@ -78,18 +79,17 @@ def _objects_of(name: str, value: Any) -> dict[str, Any]:
     return {f"{name}.{k}": v for k, v in attributes.items() if is_object(v)}
 
 
-def _inside(x: Any) -> set[int]:
+def _inside(framework: Framework, x: Any) -> set[int]:
     """The ids of an object and of all that it holds."""
-    from flax import nnx
-
-    return {id(node) for _, node in nnx.iter_graph(x)}
+    return {id(part) for _, part in framework.parts(x)} if framework.owns(x) else set()
 
 
-def _in_frames_of_flax(traceback: types.TracebackType | None) -> set[int]:
-    """The ids of the local variables of Flax's frames in a traceback."""
-    import flax
-
-    folder = str(pathlib.Path(flax.__file__).parent)
+def _in_frames_of(
+    framework: Framework, traceback: types.TracebackType | None
+) -> set[int]:
+    """The ids of the local variables of a framework's frames in a traceback."""
+    module = sys.modules[str(framework.module).partition(".")[0]]
+    folder = str(pathlib.Path(str(module.__file__)).parent)
     found: set[int] = set()
     while traceback is not None:
         frame = traceback.tb_frame

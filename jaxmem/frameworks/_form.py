@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
-from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._closure import naming_closure
-from jaxmem.frameworks._jitted import without_nnx_jit
 from jaxmem.frameworks._places import Place
 from jaxmem.frameworks._scopes import module_scopes
 from jaxmem.frameworks._split_object import SplitObject, is_split
+from jaxmem.frameworks.framework import Framework
+from jaxmem.frameworks.registry import in_use, owner_of
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Form:
     static: tuple[tuple[Place, Any], ...] = ()
     # Positions and keywords of the donated arguments, without the static ones
     donated: tuple[Place, ...] = ()
-    objects: bool = False  # whether there are nnx objects among the arguments
-    states: bool = False  # Variables of an `nnx.State` are objects, as in `nnx.jit`
-    filtered: bool = False  # all but arrays is static, as in `equinox.filter_jit`
+    # Those with objects among the arguments that a step updates in place
+    objects: tuple[Framework, ...] = ()
+    compiler: Framework | None = None  # whose own `jit` made the step
 
     def pure(self, fn: Callable) -> Callable:
         """`fn` as a function of the pure arguments, while the call is open."""
@@ -36,7 +36,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Updated:
-    """The result of a pure step with nnx objects among its arguments."""
+    """The result of a pure step with objects among its arguments that it updates."""
 
     updates: tuple[SplitObject, ...]  # the `SplitObject` of each object after the step
     out: Any  # the step's result, with a `SplitObject` in the place of each object
@@ -61,20 +61,21 @@ def _as_it_is(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
 
 
 def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
-    """The step as a function of its arrays; `Updated` if there are nnx objects."""
+    """The step as a function of its arrays; `Updated` if it updates objects."""
     given = args, kwargs
     objects = []
 
     def merged(x):
         value = merge(x) if is_split(x) else x
-        objects.extend([value] if is_split_nnx(x) else [])
+        objects.extend([value] if is_split_object(x) else [])
         return value
 
     with _merging(form, inner=True) as merge:
         args, kwargs = jax.tree.map(merged, given, is_leaf=is_split)
     args, kwargs = with_static(form.static, args, kwargs)
     with naming_closure(fn), module_scopes():
-        out = without_nnx_jit(fn)(*args, **kwargs)
+        inner = fn if form.compiler is None else form.compiler.without_jit(fn)
+        out = inner(*args, **kwargs)
     with splitting(form) as split:
         updates = tuple(map(split, objects))
         out = split(out)
@@ -86,7 +87,7 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
 
 
 def give_back(form: Form, given: Any, out: Any) -> Any:
-    """Updates the user's nnx objects and returns the step's result."""
+    """Updates the user's objects and returns the step's result."""
     with _merging(form, inner=False) as merge:
         if form.objects:
             inputs = _object_arrays(given)
@@ -103,30 +104,34 @@ def give_back(form: Form, given: Any, out: Any) -> Any:
 def splitting(form: Form) -> Iterator[Callable[[Any], Any]]:
     """Gives a function that splits the objects and modules in a pytree."""
     with contextlib.ExitStack() as stack:
-        split_object = None
-        if form.objects:
-            split_object = stack.enter_context(_nnx.splitting())
+        splits = {f: stack.enter_context(f.splitting()) for f in _taking_part(form)}
 
         def split(x):
-            if _nnx.is_object(x) and split_object is not None:
-                return split_object(x)
-            return _equinox.split(x) if _equinox.is_module(x) else x
+            owner = owner_of(x)
+            return splits[owner](x) if owner in splits else x
 
         def split_all(tree):
-            if form.filtered:
-                return _equinox.split(tree)
-            return jax.tree.map(split, tree, is_leaf=leaf_of(form.states))
+            if form.compiler is not None and form.compiler.static_leaves:
+                return form.compiler.split(tree)
+            return jax.tree.map(split, tree, is_leaf=leaf_of(form.compiler))
 
         yield split_all
 
 
-def leaf_of(states: bool) -> Callable[[Any], bool]:
+def _taking_part(form: Form) -> list[Framework]:
+    """Modules may be made in the step; an object needs one that it is updated from."""
+    return [f for f in in_use() if not f.in_place or f in form.objects]
+
+
+def leaf_of(compiler: Framework | None) -> Callable[[Any], bool]:
     """A predicate for what is split as a whole, or not split at all."""
+    frameworks = in_use()
 
     def is_leaf(x) -> bool:
-        if _nnx.is_state(x):
-            return not states
-        return _nnx.is_object(x) or _equinox.is_module(x)
+        whole = next((f for f in frameworks if f.leaves_whole(x)), None)
+        if whole is not None:
+            return whole is not compiler
+        return any(f.owns(x) for f in frameworks)
 
     return is_leaf
 
@@ -134,18 +139,15 @@ def leaf_of(states: bool) -> Callable[[Any], bool]:
 @contextlib.contextmanager
 def _merging(form: Form, inner: bool) -> Iterator[Callable[[SplitObject], Any]]:
     """Gives the inverse of `splitting` for one `SplitObject`."""
-    merge_module = lambda split: split.definition.merge(split.arrays)
-    if not form.objects:
-        yield merge_module
-        return
-    with _nnx.merging(inner) as merge_object:
-        merge = lambda split: merge_object if is_split_nnx(split) else merge_module
-        yield lambda split: merge(split)(split)
+    with contextlib.ExitStack() as stack:
+        taking_part = _taking_part(form)
+        merges = {f: stack.enter_context(f.merging(inner)) for f in taking_part}
+        yield lambda split: merges[split.owner](split)
 
 
-def is_split_nnx(x: Any) -> bool:
-    """Whether this is a split nnx object."""
-    return is_split(x) and isinstance(x.definition, _nnx.ObjectDefinition)
+def is_split_object(x: Any) -> bool:
+    """Whether this is split from an object that a step updates in place."""
+    return is_split(x) and x.owner.in_place
 
 
 def with_static(static, args: Sequence[Any], kwargs: dict[str, Any]):
@@ -160,7 +162,7 @@ def with_static(static, args: Sequence[Any], kwargs: dict[str, Any]):
 
 
 def _object_arrays(given: Any) -> list[Any]:
-    objects = filter(is_split_nnx, jax.tree.leaves(given, is_leaf=is_split))
+    objects = filter(is_split_object, jax.tree.leaves(given, is_leaf=is_split))
     return [x for split in objects for x in split.arrays]
 
 
@@ -175,4 +177,4 @@ def _numbers(form: Form, given: Any) -> dict[int, int]:
 
 
 def _with_arrays(fn: Callable, split: SplitObject) -> SplitObject:
-    return SplitObject(map(fn, split.arrays), split.names, split.definition)
+    return split.replace(map(fn, split.arrays))

@@ -9,19 +9,37 @@ from jax.tree_util import GetAttrKey
 
 @jax.tree_util.register_pytree_with_keys_class
 class SplitObject:
-    """A pytree of the arrays of an object."""
+    """A pytree of the arrays of an object.
 
-    def __init__(self, arrays: Iterable[Any], names: Sequence[str], definition: Any):
+    Args:
+      arrays: its arrays.
+      names: their paths inside the object: "layers[0].kernel".
+      definition: all else of the object; it compares and has a hash.
+      owner: the framework that merges it.
+    """
+
+    def __init__(
+        self, arrays: Iterable[Any], names: Sequence[str], definition: Any, owner: Any
+    ):
         self.arrays = tuple(arrays)
-        self.names = tuple(names)  # as paths inside the object: "layers[0].kernel"
-        self.definition = definition  # all else of the object, hashable
+        self.names = tuple(names)
+        self.definition = definition
+        self.owner = owner
+
+    @property
+    def _aux(self) -> tuple[Any, ...]:
+        return self.names, self.definition, self.owner
+
+    def replace(self, arrays: Iterable[Any]) -> "SplitObject":
+        """The same with other arrays, or with None in their place."""
+        return SplitObject(arrays, *self._aux)
 
     def tree_flatten(self):
-        return self.arrays, (self.names, self.definition)
+        return self.arrays, self._aux
 
     def tree_flatten_with_keys(self):
         keys = map(GetAttrKey, self.names)
-        return tuple(zip(keys, self.arrays, strict=True)), (self.names, self.definition)
+        return tuple(zip(keys, self.arrays, strict=True)), self._aux
 
     @classmethod
     def tree_unflatten(cls, aux, arrays):
@@ -29,5 +47,5 @@ class SplitObject:
 
 
 def is_split(x: Any) -> bool:
-    """Whether this is the `SplitObject` of an nnx object or an Equinox module."""
+    """Whether this is the `SplitObject` of an object of a framework."""
     return isinstance(x, SplitObject)

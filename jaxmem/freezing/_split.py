@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 from jaxmem._checks import check_bool, check_callable, shown
 from jaxmem._paths import paths_and_leaves
-from jaxmem.freezing import _nnx
+from jaxmem.frameworks import Framework
 from jaxmem.freezing._table import TrainedSizes, lines, rich_table, sizes
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["params"],
-    meta_fields=["structure", "graph", "shapes"],
+    meta_fields=["structure", "graph", "shapes", "framework"],
 )
 @dataclass(frozen=True)
 class Frozen:
@@ -36,12 +36,14 @@ class Frozen:
       structure: that of the trained parameters.
       graph: for nnx, the definition of the model.
       shapes: of the trained arrays when they were split off.
+      framework: what merges a model that is no pytree; None for pytrees.
     """
 
     params: Any
     structure: Any
     graph: Any = None
     shapes: tuple[tuple[int, ...], ...] | None = None
+    framework: Framework | None = None
 
     def merge(self, params: Any) -> Any:
         """The whole parameters, or the nnx model.
@@ -65,8 +67,8 @@ class Frozen:
             )
         if self.shapes is not None:
             _check_shapes(params, self.shapes)
-        if self.graph is not None:
-            return _nnx.merge(self.graph, params, self.params)
+        if self.framework is not None:
+            return self.framework.combine(params, self.params, self.graph)
         # None where the other tree has its leaf: names and paths stay, optimizers skip
         # a None, and the structure tells which leaf is trained when a step is traced.
         is_gap = lambda x: x is None
@@ -124,9 +126,11 @@ class SplitParameters(NamedTuple):
     @property
     def filter(self) -> Callable[..., bool]:
         """For nnx, a filter of the trained Variables: `nnx.Optimizer(..., wrt=)`."""
-        if self.frozen.graph is None:
+        framework = self.frozen.framework
+        found = None if framework is None else framework.filter_of(self.params)
+        if found is None:
             raise TypeError("filter: these are not the parameters of an nnx.Module")
-        return _nnx.Paths(_nnx.paths_of(self.params))
+        return found
 
     @property
     def sizes(self) -> TrainedSizes:

@@ -13,8 +13,9 @@ from jaxmem._paths import (
     selectors,
     spread_bools,
 )
-from jaxmem.freezing import _nnx
+from jaxmem.frameworks import Framework, framework_of
 from jaxmem.freezing._split import Frozen, SplitParameters, shapes_of
+from jaxmem.freezing._variables import chosen_paths
 
 _ALLOWED = "path patterns, a function (path, leaf) -> bool, or a tree of bools"
 
@@ -69,9 +70,11 @@ def trainable(params: Any, mask: Any) -> SplitParameters:
 
       whole = frozen.merge(params)
     """
-    if _nnx.is_module(params):
-        trained, rest, graph = _nnx.split(params, mask)
-        return SplitParameters(trained, _frozen(rest, trained, graph))
+    framework = framework_of(params)
+    if not framework.is_pytree:
+        paths = chosen_paths(framework, params, mask)
+        trained, rest, graph = framework.select(params, lambda path, _: path in paths)
+        return SplitParameters(trained, _frozen(rest, trained, graph, framework))
     is_trained = _selected(params, mask)
     leaves, structure = jax.tree.flatten(params)
     trained, rest = (
@@ -106,5 +109,8 @@ def _selected(params: Any, mask: Any) -> list[bool]:
     return picked
 
 
-def _frozen(rest: Any, trained: Any, graph: Any = None) -> Frozen:
-    return Frozen(rest, jax.tree.structure(trained), graph, shapes_of(trained))
+def _frozen(
+    rest: Any, trained: Any, graph: Any = None, framework: Framework | None = None
+) -> Frozen:
+    structure = jax.tree.structure(trained)
+    return Frozen(rest, structure, graph, shapes_of(trained), framework)

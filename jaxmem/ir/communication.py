@@ -12,8 +12,9 @@ from typing import Any
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.label_rules import Labels, is_constraint
+from jaxmem.ir.propagation import given_inside, spreads_in
+from jaxmem.ir.scans import iterations
 from jaxmem.ir.shards import Names, Spreads
 
 
@@ -26,12 +27,17 @@ def sent(eqn, spreads: Spreads) -> float:
     """
     if spreads.mesh is None:
         return 0.0
-    if primitives.is_scan(eqn):
-        inside = eqn.params["jaxpr"], spreads.body(eqn)
-        return eqn.params["length"] * _sent_in(*inside)
-    if (body := jaxprs.called(eqn)) is not None:
-        return _sent_in(body, spreads.inputs(eqn.invars))
-    if primitives.is_shard_map(eqn):
+    if id(eqn) not in spreads.sent:
+        spreads.sent[id(eqn)] = eqn, _sent(eqn, spreads)
+    return spreads.sent[id(eqn)][1]
+
+
+def _sent(eqn, spreads: Spreads) -> float:
+    inside = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
+    if known := [_sent_in(*one) for one in inside if one[1] is not None]:
+        # of branches one is taken, and nobody knows which
+        return max(known) * iterations(eqn)
+    if eqn.primitive.name == "shard_map":
         return 0.0  # its collectives are equations inside, which nobody recomputes
     if primitives.is_constraint(eqn):
         return _of_constraint(eqn, spreads)

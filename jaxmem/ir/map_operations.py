@@ -1,6 +1,5 @@
 """Small questions about `shard_map` equations."""
 
-import math
 from typing import Any
 
 from jaxmem.ir import jaxprs, primitives
@@ -11,11 +10,6 @@ def mapped_axes(eqn) -> frozenset[str]:
     """The axes of the mesh that a `shard_map` is over; XLA has the others."""
     key = "newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"
     return frozenset(eqn.params[key])
-
-
-def devices_of(eqn) -> int:
-    """Among how many devices a `shard_map` runs, each doing the whole of its body."""
-    return math.prod(eqn.params["mesh"].shape[name] for name in mapped_axes(eqn))
 
 
 def operations_of(eqn) -> list[Any]:

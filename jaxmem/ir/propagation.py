@@ -11,7 +11,7 @@ axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -45,17 +45,11 @@ def spreads_in(closed, given: InputSpreads | None) -> Spreads:
     return known[given]
 
 
-def on_device(eqn, spreads: Spreads, of: Callable[[Any], float | None]) -> float:
-    """What one device has of an equation's flops or seconds, loops in full.
-
-    `of`: gives those of an equation, on all devices; None where nobody can tell.
-    """
-    if not primitives.is_scan(eqn) or spreads.mesh is None:
-        return (of(eqn) or 0.0) / spreads.workers(eqn)
-    body = eqn.params["jaxpr"]
-    inside = spreads_in(body, spreads.body(eqn))
-    eqns = jaxprs.split(body)[0].eqns
-    return eqn.params["length"] * sum(on_device(e, inside, of) for e in eqns)
+def given_inside(eqn, body, spreads: Spreads) -> InputSpreads | None:
+    """How the inputs of a body are spread, as far as that is known."""
+    if eqn.primitive.name in ("scan", "cond"):
+        return spreads.body(eqn)
+    return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 
 
 def _is_known(jaxpr) -> bool:

@@ -14,7 +14,10 @@ from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements, evaluate
 from jaxmem.ir.jaxprs import is_var as is_var
 
-LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
+LOOPS = ("scan", "while")
+# Bytes from which a barrier or a write is worth what it costs: an L4 moves half of them
+# in a launch, an H100 five times as many.
+LARGE = 2**20
 
 
 def size_of(v) -> int:
@@ -56,6 +59,11 @@ def carried_aliases(eqn) -> dict[int, int]:
         return {k: consts + k for k in range(len(eqn.outvars))}
     consts, carries = _compat.scan_counts(eqn)
     return {k: consts + k for k in range(carries)}
+
+
+def iterations(eqn) -> int:
+    """How often a body of an equation runs, as far as the jaxpr says it."""
+    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
 
 
 def xs_of(eqn) -> list[Any]:

@@ -7,7 +7,7 @@ from every shard of an axis that has no shards is another part of it.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,11 +104,15 @@ class Spreads:
       of: of variables; the others are whole on each device.
       bodies: of the inputs of a scan's body, by the equation's identity, where more is
         known of them than of the scan's own.
+      sent: (equation, bytes that a device sends for it), by the equation's identity.
     """
 
     mesh: Any = None
     of: dict[Any, Spread] = field(default_factory=dict)
     bodies: dict[int, InputSpreads] = field(default_factory=dict)
+    sent: dict[int, tuple[Any, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def names(self, atom, axis: int) -> Names:
         """Over which axes of the mesh an axis of an array is spread."""
@@ -139,11 +143,15 @@ class Spreads:
         """The same of an array as it is kept from the forward to the backward pass."""
         return kept_size(atom) / self.shards(atom)
 
-    def workers(self, eqn) -> int:
-        """How many devices share the work of an equation."""
+    def workers(self, eqn, without: Collection[str] = ()) -> int:
+        """How many devices share the work of an equation.
+
+        `without`: axes of the mesh that are not counted.
+        """
         atoms = filter(is_var, (*eqn.invars, *eqn.outvars))
         known = itertools.chain.from_iterable(self.of.get(v, ()) for v in atoms)
-        return self.size(tuple(dict.fromkeys(itertools.chain(*known))))
+        names = dict.fromkeys(itertools.chain(*known))
+        return self.size(tuple(name for name in names if name not in without))
 
     def partial_bytes(self, eqn) -> int:
         """Bytes of a device's product of shards, before it is summed over devices.

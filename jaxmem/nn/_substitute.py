@@ -5,22 +5,23 @@ Nothing in jax or flax is patched: the new model carries it all.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
 
 from jaxmem._checks import check_bool, wrong_type, wrong_value
+from jaxmem.frameworks import Framework, framework_of
+from jaxmem.nn._call import linen_call, nnx_call, of_arrays
+from jaxmem.nn._exchange import exchange_by_rules
 from jaxmem.nn._options import SubstitutionOptions, read_storage
 from jaxmem.nn._remaining import KeptArrays, kept_by
 from jaxmem.nn._rules import Rule
 from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
-from jaxmem.nn._traced import run_rewritten, split_arrays
+from jaxmem.nn._traced import run_rewritten
 from jaxmem.ops.codes import SaveLike, as_quantization
 
 Model = TypeVar("Model")
@@ -102,12 +103,12 @@ def substitute(
     else:
         kept = as_quantization(activations) or str(activations)
     request = SubstitutionOptions(rules, storage, kept, patterns, verbose)
-    if isinstance(model, linen.Module):
-        return substitute_linen(model, request)
-    if isinstance(model, nnx.Module):
-        return substitute_nnx(model, request)
-    if callable(model) and not inspect.isclass(model):
-        return _substitute_function(model, request)
+    framework = framework_of(model)
+    if framework.is_model(model):
+        lean = _LEAN.get(framework.name)
+        if lean is not None:
+            return lean.substitute(model, request)
+        return _substitute_forward(framework, model, request)
     raise wrong_type(
         "substitute: model",
         model,
@@ -134,8 +135,29 @@ def _check_patterns(patterns: Any) -> None:
         raise wrong_type("patterns", patterns, allowed)
 
 
-def _substitute_function(fn: Callable, request: SubstitutionOptions) -> Callable:
+class LeanModels(NamedTuple):
+    """How models are substituted whose framework has lean layers here."""
+
+    substitute: Callable  # `(model, options) -> model`
+    # `(model, args, rngs, kwargs)` -> the call as a function of the parameters first,
+    # and the arguments for that
+    call: Callable
+
+
+_LEAN = {
+    "linen": LeanModels(substitute_linen, linen_call),
+    "nnx": LeanModels(substitute_nnx, nnx_call),
+}
+
+
+def _substitute_forward(
+    framework: Framework, model: Any, request: SubstitutionOptions
+) -> Any:
+    """Modules by the rules, and the formulas in the function that computes it."""
     recorder = request.recorder()
+    change = exchange_by_rules(request.rules, recorder)
+    exchanged = framework.exchanged(model, change)
+    fn = framework.forward(exchanged)
 
     @functools.wraps(fn)
     def lean(*args, **kwargs):
@@ -149,7 +171,7 @@ def _substitute_function(fn: Callable, request: SubstitutionOptions) -> Callable
         return out
 
     vars(lean)["jaxmem_recorder"] = recorder
-    return lean
+    return framework.with_forward(exchanged, lean)
 
 
 def report(
@@ -182,10 +204,10 @@ def report(
 
 
 def _recorder(model) -> Recorder:
+    framework = framework_of(model)
+    fn = framework.forward(model) if framework.is_model(model) else model
     state = getattr(model, "jaxmem_substitution", None)
-    recorder = getattr(model, "jaxmem_recorder", None) or getattr(
-        state, "recorder", None
-    )
+    recorder = getattr(fn, "jaxmem_recorder", None) or getattr(state, "recorder", None)
     if recorder is None:
         raise wrong_type("report: model", model, "what substitute returned")
     return recorder
@@ -193,55 +215,13 @@ def _recorder(model) -> Recorder:
 
 def _trace(model, args, rngs, kwargs) -> KeptArrays | None:
     """What a model keeps at these arguments; runs it on shapes only."""
-    if isinstance(model, linen.Module):
-        fn, args = _linen_call(model, args, rngs, kwargs)
-    elif isinstance(model, nnx.Module):
-        fn, args = _nnx_call(model, args, kwargs)
+    framework = framework_of(model)
+    lean = _LEAN.get(framework.name)
+    if lean is not None:
+        fn, args = lean.call(model, args, rngs, kwargs)
     else:
-        fn, *args = _of_arrays(model, args, kwargs)
+        fn, *args = of_arrays(framework.forward(model), args, kwargs)
     if any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(args[0])):
         return kept_by(fn, *args)
     jax.eval_shape(fn, *args)
     return None
-
-
-def _of_arrays(fn: Callable, args, kwargs) -> tuple[Callable, list[Any]]:
-    """The call as a function of its arrays alone, and these."""
-    # A `jax.ShapeDtypeStruct` too.
-    is_array = lambda leaf: hasattr(leaf, "dtype")
-    arrays, rebuild = split_arrays((args, kwargs), is_array)
-
-    def call(arrays):
-        args, kwargs = rebuild(arrays)
-        return fn(*args, **kwargs)
-
-    return call, arrays
-
-
-def _linen_call(model, args, rngs, kwargs) -> tuple[Callable, tuple]:
-    """The call as a function of the parameters first, and the arguments for that."""
-    rngs = rngs or {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-    init, arrays = _of_arrays(functools.partial(model.init, rngs), args, kwargs)
-    variables = dict(jax.eval_shape(init, arrays))
-
-    def run(variables, *args, **kwargs):
-        return model.apply(variables, *args, rngs=rngs, mutable=True, **kwargs)[0]
-
-    def apply(params, rest, arrays):
-        variables = {"params": params, **rest}
-        call, _ = _of_arrays(functools.partial(run, variables), args, kwargs)
-        return call(arrays)
-
-    return apply, (variables.pop("params", {}), variables, arrays)
-
-
-def _nnx_call(model, args, kwargs) -> tuple[Callable, tuple]:
-    """The same of an nnx model, whose own state stays as it is."""
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-
-    def run(params, rest, arrays):
-        mine = nnx.merge(graph, params, rest, copy=True)
-        call, _ = _of_arrays(mine, args, kwargs)
-        return call(arrays)
-
-    return run, (params, rest, _of_arrays(model, args, kwargs)[1])

@@ -15,7 +15,7 @@ from jaxmem._progress import spinner
 from jaxmem.checking import verify
 from jaxmem.chips import get_target, traced_for
 from jaxmem.faults import WHAT_IS_DONE, devices_of, has_sums_apart, with_sums_apart
-from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
+from jaxmem.frameworks import Call, Jitted, jitted, map_arrays, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_memory import check_host_memory
@@ -112,7 +112,7 @@ class Scheduled:
     def eval_shape(self, *args, **kwargs):
         """As `jax.jit(step).eval_shape`; no object is updated."""
         # the trace of a step updates its objects
-        args, kwargs = copied_objects((args, kwargs))
+        args, kwargs = map_arrays(lambda x: x, (args, kwargs))
         with self._open(args, kwargs) as call:
             shapes = self._jit(call).eval_shape(*call.args, **call.kwargs)
             return call.finish(shapes)

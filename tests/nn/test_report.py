@@ -12,8 +12,8 @@ from flax import nnx
 
 import jaxmem
 from jaxmem.nn import Rule, report
+from jaxmem.nn._call import linen_call
 from jaxmem.nn._remaining import kept_by
-from jaxmem.nn._substitute import _linen_call
 
 X = jax.ShapeDtypeStruct((8, 64), jnp.float32)
 SIZE = 8 * 64 * 4
@@ -76,7 +76,7 @@ class Gpt2Mlp(nn.Module):
 def test_dense_layers_of_other_libraries_are_listed():
     """And keep no cast, transposed copy of their kernels."""
     x = jax.ShapeDtypeStruct(X.shape, jnp.bfloat16)
-    fn, args = _linen_call(Gpt2Mlp(), (x,), None, {})
+    fn, args = linen_call(Gpt2Mlp(), (x,), None, {})
     plain = kept_by(fn, *args).total_bytes
     found = report(jaxmem.substitute(Gpt2Mlp()), x)
     lines = [line for line in found.patterns if line.startswith("dense in ")]

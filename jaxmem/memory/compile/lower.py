@@ -6,7 +6,7 @@ Lowering for a platform needs none of its devices: no plugin is started.
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from jaxmem.ir.prints import prints_in, without_prints
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.call import FlatCall, describe_sharding, flatten_call
+from jaxmem.memory.compile.facts import StepFacts, facts_of
 from jaxmem.memory.compile.fingerprint import fingerprint
 from jaxmem.memory.compile.workspaces import with_workspaces
 
@@ -79,6 +80,10 @@ class TracedCall:
     call: FlatCall
     jitted: Any  # the `flat_function`
     traced: Any
+
+    def facts(self, used: Sequence[int], options: str = "") -> StepFacts:
+        """What is known of it; `used`: the leaves that are the module's parameters."""
+        return facts_of(self.call, used, self.traced.jaxpr.out_avals, options)
 
 
 def traced_call(step: Callable, pure: Any, target: Target | None = None) -> TracedCall:

@@ -68,8 +68,8 @@ def _is_on_host(aval: Any) -> bool:
 def _private_jax() -> Any:
     """The file of private JAX, by its place: the worker does not import jaxmem."""
     here = os.path.dirname(os.path.abspath(__file__))
-    path = os.path.join(here, "..", "..", "_compat.py")
-    spec = importlib.util.spec_from_file_location("jaxmem_compat", path)
+    path = os.path.join(here, "..", "..", "_compat", "compiling.py")
+    spec = importlib.util.spec_from_file_location("jaxmem_compiling", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -75,11 +75,11 @@ def donations(lowered: LoweredStep, traced: Any) -> Donations:
     )
 
 
-def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
-    """Bytes of an array on one device."""
-    sharding = spec.sharding
-    shape = spec.shape if sharding is None else sharding.shard_shape(spec.shape)
-    return math.prod(shape) * spec.dtype.itemsize
+def device_bytes(array: Any) -> int:
+    """Bytes of an array, or of the type of one, on one device."""
+    sharding = getattr(array, "sharding", None)
+    shape = array.shape if sharding is None else sharding.shard_shape(array.shape)
+    return math.prod(shape) * array.dtype.itemsize
 
 
 def unused_donations(

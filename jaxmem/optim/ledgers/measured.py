@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from jaxmem._checks import check_dtype, check_int, wrong_type, wrong_value
 from jaxmem._paths import has_gradient, path_of, selected, selectors
-from jaxmem.frameworks import is_nnx_object
+from jaxmem.frameworks import framework_of
 from jaxmem.optim._abstract_state import abstract_state
 from jaxmem.optim._placed_as import placed_as
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
@@ -99,11 +99,7 @@ class _Size:
 
 
 def _tree_of(params: PyTree) -> PyTree:
-    if not is_nnx_object(params):
-        return params
-    from flax import nnx
-
-    return nnx.state(params, nnx.Param)
+    return framework_of(params).parameters(params)
 
 
 def _parameters(params: PyTree) -> list[tuple[str, Any]]:

@@ -15,7 +15,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
+from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.ir.shards import WHOLE, InputSpreads, Spreads
 
 
@@ -55,7 +55,8 @@ def in_order(closed, aliases: Mapping[int, int], given: InputSpreads | None = No
     spreads = spreads_in(closed, given) if found else WHOLE
     updates = [update for update in found if _is_in_place(update, spreads)]
     updates.sort(key=lambda u: u.ready)
-    ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, aliases)}
+    large = [u for u in updates if sum(map(spreads.bytes_of, u.outs)) >= LARGE]
+    ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, large, aliases)}
     if not ties:
         return closed
 
@@ -154,13 +155,14 @@ def _reads_arrays(eqn) -> bool:
 
 
 def _ties(
-    graph: JaxprGraph, updates: Sequence[Update], aliases: Mapping[int, int]
+    graph: JaxprGraph,
+    updates: Sequence[Update],
+    large: Sequence[Update],
+    aliases: Mapping[int, int],
 ) -> Iterator[tuple[Update, Any]]:
-    """What the backward pass goes on with after each large update."""
+    """What the backward pass goes on with after each of the large updates."""
     inside = {i for u in updates for i in u.eqns}
-    for update in updates:
-        if sum(map(size_of, update.outs)) < LARGE:
-            continue
+    for update in large:
         rest = _rest(graph, update, updates, aliases) - inside
         for i in sorted(i for i in rest if i > update.ready):
             tie = [v for v in graph.eqns[i].invars if _flows(graph, v, update.ready)]

@@ -17,7 +17,8 @@ from jaxmem.ir import primitives
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import narrow, operand_axes
-from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, size_of, split, xs_of
+from jaxmem.ir.primitives import CHEAP
+from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, split, xs_of
 from jaxmem.scheduling._pass import Level, Pass
 
 Recipe = tuple[Any, ...]  # the equations from an input of the jaxpr to an array
@@ -126,7 +127,7 @@ class ConstantsInside(Pass[Constants, Leaves]):
     config = Constants
 
     def analyse(self, level: Level, config: Constants) -> Iterator[Leaves]:
-        if leaves := dict(_made_of_little(JaxprGraph(level.jaxpr))):
+        if leaves := dict(_made_of_little(level)):
             yield leaves
 
     def apply(self, level: Level, rewrite: Leaves):
@@ -143,15 +144,16 @@ def _constants(eqn) -> list[Any]:
     return [v for v in split(eqn, eqn.invars)[0] if is_var(v)]
 
 
-def _made_of_little(graph: JaxprGraph) -> Iterator[tuple[Any, set[Any]]]:
+def _made_of_little(level: Level) -> Iterator[tuple[Any, set[Any]]]:
     """(constant of a scan, the arrays that it can be made of for nothing)."""
-    scans = {i: e for i, e in enumerate(graph.eqns) if primitives.is_scan(e)}
+    graph = JaxprGraph(level.jaxpr)
+    scans = {i: e for i, e in enumerate(graph.eqns) if e.primitive.name == "scan"}
     for v in dict.fromkeys(v for eqn in scans.values() for v in _constants(eqn)):
-        if v in graph.maker and size_of(v) >= LARGE:
+        if v in graph.maker and level.size(v) >= LARGE:
             leaves = _leaves(graph, v)
             readers = {i: e for i, e in scans.items() if v in _constants(e)}
             more = leaves - _read_anyway(graph, v, readers)
-            if _SMALLER * sum(map(size_of, more)) <= size_of(v):
+            if _SMALLER * sum(map(level.size, more)) <= level.size(v):
                 yield v, leaves
 
 

@@ -17,10 +17,10 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
-from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.costs import flops
+from jaxmem.cost.equations import flops
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.propagation import on_device, spreads_in
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.ragged import copied_rows, groups, is_ragged
 from jaxmem.ir.scans import split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
@@ -243,7 +243,7 @@ class _Build:
                 tuple(writes),
                 max(self.inside(eqn) for eqn in eqns),
                 tuple(over),
-                sum(on_device(eqn, self.spreads, flops) for eqn in eqns),
+                sum(flops(eqn, self.spreads) for eqn in eqns),
                 float(moved),
                 _compat.name_stack(last),
                 repeatable,

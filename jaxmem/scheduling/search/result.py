@@ -77,6 +77,11 @@ def wrong_values(trial: ReportedTrial) -> str:
     return f"WRONG VALUES: {trial.findings[0]}"
 
 
+def by_peak(trial: ReportedTrial) -> tuple[float, bool]:
+    """For sorting: of those that cannot be used, first those whose values are wrong."""
+    return trial.peak, not trial.findings
+
+
 def progress_of(best: ReportedTrial | None) -> str:
     if best is None or math.isinf(best.peak):
         return ""

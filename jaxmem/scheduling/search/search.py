@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxmem.ir.costs import MACHINES
-from jaxmem.ir.host_traffic import waiting_for_host
+from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
@@ -37,6 +37,7 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     SearchResult,
     best_of,
+    by_peak,
     progress_of,
     trial_of,
     unreachable,
@@ -44,15 +45,14 @@ from jaxmem.scheduling.search.result import (
 )
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
-from jaxmem.scheduling.search.traced_step import TracedStep
+from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
-_FAR = 1.1  # of the budget: what is predicted above it will not fit
-_LESS = 0.95  # of the seconds: for more, segments are not looked at
-_CLEARLY = 0.2  # of the own seconds: what products done twice must save. Chosen: a loop
-# is priced by rates that no device has confirmed, and a product more is certain.
+# Of the own seconds: what products done twice must save. A predicted step is off by up
+# to a tenth (`jaxmem.memory.StepTime`), so that two of them differ by twice that.
+_CLEARLY = 0.2
 _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _REFUSED = 0.05  # of the budget, by which to stay below what was refused at the end
 _CONFIRMED = 4  # compiles to the end for one budget
@@ -192,13 +192,13 @@ class SearchRun:
     def _least_settled(self) -> ReportedTrial:
         """The least of what was tried, all that may be it compiled to the end."""
         best, seen = None, set()
-        for one in sorted(self.tried, key=lambda t: t.peak):
+        for one in sorted(self.tried, key=by_peak):
             if best is not None and one.peak >= best.peak:
                 break
             if one.peak not in seen:  # of those that are alike to the byte, the first
                 seen.add(one.peak)
                 found = self._settled(one)
-                best = min(found, best or found, key=lambda t: t.peak)
+                best = min(found, best or found, key=by_peak)
         assert best is not None
         return best
 
@@ -245,7 +245,7 @@ class SearchRun:
     def _space(self) -> SearchSpace:
         lists = () if self.named else self._first.lists
         target = self.step.target
-        about = self._first.unordered, MACHINES[target], self.step.spreads
+        about = self._first.unordered, CHIPS[target].machine, self.step.spreads
         waiting = waiting_for_host(*about)
         how = self.named, self.offload, waiting, self._first.branches
         return space_of(self._first.pairs, lists, target, *how)
@@ -316,7 +316,7 @@ class SearchRun:
         self._front = partial(front, self.step, candidates)
         # what surely fits, by what the first one took
         above = best.peak - self.step.predicted(best.choice)
-        few = self._front(self.limit / _FAR - above)
+        few = self._front(self.limit / OFF - above)
         self._parts = partial(in_micro_batches, self.step)
         self._tiled = any(c.choice.get(Tiles) != Tiles() for c in few)
         fronts = [few, self._front, self._heads, self._segments]
@@ -374,7 +374,7 @@ class SearchRun:
             return best
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
-        best = self._better(best, self._segments(_LESS * best.seconds, work))
+        best = self._better(best, self._segments(best.seconds - self._slack, work))
         most = best.seconds - _CLEARLY * self.step.own_seconds()
         best = self._better(best, self._heads(most) if most > 0 else [])
         return self._or_in_parts(best)
@@ -424,7 +424,7 @@ class SearchRun:
 
     def _in_few_parts(self) -> list[Candidate]:
         """Candidates in as few micro-batches as are predicted to fit."""
-        room = self.limit / _FAR - self._above
+        room = self.limit / OFF - self._above
         return self._noted(self._parts(room, below=self._least_peak))
 
     def _in_many_parts(self) -> list[Candidate]:
@@ -475,11 +475,11 @@ class SearchRun:
         if not choice.get(OperationOrder).planned:
             return False
         there, peak = self.step.sizes_of(self._first.unordered)
-        if there + peak <= _FAR * limit:
+        if there + peak <= OFF * limit:
             return False
         base = self._behind_barriers or Choice(self.step.target)  # most likely the best
         least = self._sequences(base)[0].bytes
-        return there + least > _FAR * limit and least > _ALIKE * peak
+        return there + least > OFF * limit and least > _ALIKE * peak
 
     def _sequences(self, base: Choice) -> list[Candidate]:
         if base not in self._found:

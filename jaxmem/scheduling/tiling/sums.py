@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import primitives
+from jaxmem.cost.parts import wide
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.shards import Spreads
 
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
@@ -49,24 +47,6 @@ def moves_behind(
         found.append(k)
         v = out
     return found, v
-
-
-def wide(dtype):
-    """The type in which parts of a sum are added."""
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.dtype("float32") if narrow else dtype
-
-
-def summed_size(v) -> int:
-    """Bytes of a variable while parts are added to it, on all devices together."""
-    return elements(v.aval.shape) * wide(v.aval.dtype).itemsize
-
-
-def sum_bytes(eqn, v, spreads: Spreads) -> float:
-    """Bytes on one device of what the parts of an equation are added to."""
-    # a product's sum is whole until it is scattered over the devices it is summed over
-    partial = spreads.partial_bytes(eqn) / max(1, spreads.bytes_of(v))
-    return summed_size(v) / spreads.shards(v) * max(1, partial)
 
 
 def constant(aval, value, dtype):

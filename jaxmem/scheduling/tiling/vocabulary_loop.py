@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs, primitives
+from jaxmem.cost.parts import wide
+from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.parts import on_part
@@ -23,7 +24,6 @@ from jaxmem.scheduling.tiling.sums import (
     moves_behind,
     neutral,
     product,
-    wide,
 )
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops

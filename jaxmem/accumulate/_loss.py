@@ -1,36 +1,47 @@
-"""The step's form for one kind of arguments, and the user's loss function in one form.
+"""The user's loss function in one form.
 
 The form is (params, model_state, batch, rng) -> (loss, (model_state, aux)), with None
 for an absent model state and {} for an absent aux.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxmem.accumulate._options import StepOptions
+from jaxmem.frameworks import Held
 
 
-class Adapter(NamedTuple):
-    """How a step is called for one kind of arguments."""
+def loss_of(
+    held: Held, loss_fn: Callable, options: StepOptions
+) -> tuple[Callable, StepOptions]:
+    """The loss of what a model holds, and the options of a mini-batch with it."""
+    if held.state_of is None:
 
-    # the step, of the user's own arguments; it is traced, donated and scheduled
-    run: Callable
-    donate: tuple[int, ...]  # the positions of the arguments that it replaces
-    # `(args) -> opt_state`, where a step finds the optimizer's state
-    state_in: Callable
-    state_out: Callable  # `(args, out) -> opt_state`, where it is after a call
-    check: Callable = lambda args: None  # raises for arguments of the wrong kind
+        def of_params(params, *args):
+            return loss_fn(held.model(params), *args)
+
+        return standard_loss(of_params, options), options
+    inner = replace(options, has_model_state=True)
+    of_object = _of_object(held, held.state_of, loss_fn, options)
+    return standard_loss(of_object, inner), inner
 
 
-def next_step(step, updated):
-    """The number of updates, which grows by one if there was an update."""
-    if updated is None:
-        return step + 1
-    return step + updated.astype(jax.typeof(step).dtype)
+def _of_object(
+    held: Held, state_of: Callable, loss_fn: Callable, options: StepOptions
+) -> Callable:
+    """A loss that returns what it has changed in the model."""
+
+    def loss(params, state, batch, rng):
+        model = held.model(params, state)
+        value, _, aux = unpack(loss_fn(model, batch, rng), options)
+        state = state_of(model, params)
+        return value, (state, aux) if options.has_aux else state
+
+    return loss
 
 
 def standard_loss(loss_fn: Callable, options: StepOptions) -> Callable:

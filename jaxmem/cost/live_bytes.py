@@ -5,7 +5,6 @@ lives until it is read.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,27 +16,6 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Spreads
-from jaxmem.scheduling.tiling.regions import Region, inner
-from jaxmem.scheduling.tiling.sums import sum_bytes
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Bytes that a region needs on one device.
-
-    Attributes:
-      inside: the most that is alive at one time of arrays that only the region has.
-      before: the most that is alive at one time, of all arrays, while the region runs.
-      after: the same with the region in parts.
-    """
-
-    inside: int
-    before: int
-    after: int
-
-    @property
-    def gain(self) -> int:
-        return self.before - self.after
 
 
 class LiveBytes:
@@ -95,23 +73,3 @@ class LiveBytes:
             changes[self.made[v]] += size
             changes[self.death[v]] -= size
         return changes.cumsum()[:-1]
-
-    def of(self, region: Region) -> Figures:
-        """What a region needs whole, and in its parts."""
-        at = sorted(region.eqns)
-        own = inner(self.graph, region)
-        inside = self.profile({v: s for v, s in self.sizes.items() if v in own})
-        less = inside * (1 - 1 / region.n)
-        more = np.zeros(self.count)
-        for i in filter(region.is_sum, at):  # carried from the first part on
-            (v,) = self.graph.eqns[i].outvars
-            total = sum_bytes(self.graph.eqns[i], v, self.spreads)
-            more[at[0] : i] += total
-            more[i : self.death[v]] += total - self.sizes[v]
-        after = self.whole - less + more
-        figures = inside[at].max(), self.whole[at].max(), after[at].max()
-        return Figures(*map(int, figures))
-
-    @property
-    def most(self) -> int:
-        return int(self.whole.max(initial=0))

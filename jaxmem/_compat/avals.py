@@ -1,0 +1,42 @@
+"""Types of arrays: the mesh, the axes that they vary over, and their memory."""
+
+from typing import Any
+
+import jax
+import jax.core
+
+from jaxmem._compat.jaxprs import Var
+
+
+def varying_axes(*xs: Any) -> frozenset[str]:
+    """Mesh axes of a `shard_map` over which any of the arrays varies."""
+    return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
+
+
+def without_mesh(v):
+    """A new variable of its type, which names no mesh; `v` where it is no array."""
+    aval: Any = v.aval
+    if not isinstance(aval, jax.core.ShapedArray):
+        return v
+    how = {"weak_type": aval.weak_type}
+    return Var(jax.core.ShapedArray(aval.shape, aval.dtype, **how))
+
+
+def typed_as(x, aval):
+    """`x`, the same on all devices, typed to vary and be sharded as `aval`."""
+    # `x` may have more axes, in front: they are not sharded.
+    axes = tuple(aval.manual_axis_type.varying)
+    x = jax.lax.pcast(x, axes, to="varying") if axes else x
+    spec = aval.sharding.spec
+    if all(names is None for names in spec):
+        return x
+    spec = jax.sharding.PartitionSpec(*[None] * (x.ndim - aval.ndim), *spec)
+    return jax.sharding.reshard(x, jax.NamedSharding(aval.sharding.mesh, spec))
+
+
+def empty_like(aval) -> Any:
+    """An array of this type, in its memory, of values that nobody has written."""
+    from jax._src.lax.lax import empty2
+
+    one = empty2(aval.dtype, memory_space=aval.memory_space)
+    return typed_as(jax.lax.broadcast(one, aval.shape), aval)

@@ -1,0 +1,148 @@
+"""Jaxprs: their types, and equations that are done, traced or read once more."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.core
+from jax.extend import core as jex_core
+
+ClosedJaxpr = jex_core.ClosedJaxpr
+Jaxpr = jex_core.Jaxpr
+Literal = jex_core.Literal
+Primitive = jex_core.Primitive
+Var = jex_core.Var
+
+
+def bind(eqn, args, params=None) -> list[Any]:
+    """Outputs of `eqn` on `args`, under its own source line and name scopes."""
+    params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
+    outs = in_context_of(eqn, functools.partial(eqn.primitive.bind, **params), *args)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def in_context_of(eqn, fn, *args):
+    """`fn(*args)` under the source line and the name scopes of `eqn`."""
+    from jax._src.source_info_util import current_name_stack, user_context
+
+    info = eqn.source_info
+    stack = current_name_stack() + info.name_stack
+    with user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+        return fn(*args)
+
+
+def in_mesh_in_context(jaxpr):
+    """A jaxpr whose equations, traced in no mesh, are in the one that is in context.
+
+    An equation is lowered in the mesh that it was traced in.
+    """
+    from jax._src.core import JaxprEqnContext
+
+    mesh = jax.sharding.get_abstract_mesh()
+
+    def within(value):
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(within, value))
+        if isinstance(value, ClosedJaxpr):
+            return value.replace(jaxpr=in_mesh_in_context(value.jaxpr))
+        return in_mesh_in_context(value) if isinstance(value, Jaxpr) else value
+
+    def moved(eqn):
+        context = eqn.ctx
+        if context.cur_abstract_mesh.empty:
+            with context.manager, jax.sharding.use_abstract_mesh(mesh):
+                context = JaxprEqnContext()
+        params = {k: within(v) if _has_jaxpr(v) else v for k, v in eqn.params.items()}
+        return eqn.replace(ctx=context, params=params)
+
+    return jaxpr.replace(eqns=list(map(moved, jaxpr.eqns)))
+
+
+def _has_jaxpr(value) -> bool:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return any(isinstance(x, (Jaxpr, ClosedJaxpr)) for x in values)
+
+
+def shard_map_again(eqn, body, args) -> list[Any]:
+    """The `shard_map` of `eqn` with another body, a function of a list of shards."""
+    names = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    mapped = jax.shard_map(
+        lambda *shards: tuple(body(shards)),
+        mesh=eqn.params["mesh"],
+        in_specs=tuple(eqn.params["in_specs"]),
+        out_specs=tuple(eqn.params["out_specs"]),
+        axis_names=names,
+        check_vma=eqn.params["check_vma"],
+    )
+    return list(in_context_of(eqn, mapped, *args))
+
+
+def constants_first(closed):
+    """A jaxpr without constants of its own: they become the first arguments."""
+    from jax._src.interpreters import partial_eval
+
+    if not hasattr(closed.jaxpr, "consts"):
+        return partial_eval.convert_constvars_jaxpr(closed.jaxpr)
+    n = len(closed.consts)
+    avals = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
+
+    def run(*args):
+        return jax.core.eval_jaxpr(closed.jaxpr, args[:n], *args[n:])
+
+    return jax.make_jaxpr(run)(*avals)
+
+
+def without_dead_code(closed):
+    """The jaxpr without equations that nobody needs; its inputs stay as they are."""
+    from jax.interpreters import partial_eval
+
+    jaxpr, consts = getattr(closed, "jaxpr", closed), closed.consts
+    used = [True] * len(jaxpr.outvars)
+    jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, used, instantiate=True)
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def operation(eqn) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters of an equation, or of what it has been made of.
+
+    jax 0.12 traces some functions as one operation, of which it makes others late.
+    """
+    whole = eqn.params.get("_prim")
+    if eqn.primitive.name != "call_hi_primitive" or whole is None:
+        return eqn.primitive.name, eqn.params
+    return type(whole).__name__, whole.params
+
+
+def scan_counts(eqn) -> tuple[int, int]:
+    """(constants, carries) among the inputs of a `scan` equation; the rest are xs."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def has_side_effects(eqn) -> bool:
+    """Whether an equation does more than compute; naming a mesh axis is no effect."""
+    from jax._src.core import NamedAxisEffect
+
+    return any(not isinstance(e, NamedAxisEffect) for e in eqn.effects)
+
+
+def function_source(jaxpr) -> str:
+    """Name and place of the function that a jaxpr was traced from."""
+    return str(jaxpr.debug_info.func_src_info)
+
+
+def trace_state() -> Any:
+    """What tells, by `==`, whether two moments belong to one trace."""
+    return jex_core.get_opaque_trace_state()
+
+
+def no_leak_check():
+    """A context in which `jax.checking_leaks()` has no effect.
+
+    It takes a cycle of references in code of ours for a tracer that has escaped.
+    """
+    from jax._src.config import check_tracer_leaks
+
+    return check_tracer_leaks(False)
