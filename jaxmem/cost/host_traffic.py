@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxmem.chips import Machine
 from jaxmem.cost.equations import seconds
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import is_on_host, iterations
@@ -54,7 +54,7 @@ def waiting_for_host(
     total, spreads = 0.0, spreads_in(closed, given)
     for eqn in jaxprs.split(closed)[0].eqns:
         within = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
-        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
+        if primitives.is_scan(eqn) and not any(map(_has_copies, _inner(eqn))):
             work, sent = seconds(eqn, machine, spreads), _traffic(eqn, spreads)
             total += 0.0 if work is None else max(0.0, sent / machine.host - work)
         else:

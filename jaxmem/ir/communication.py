@@ -12,7 +12,7 @@ from typing import Any
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels, is_constraint
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shards import Names, Spreads
@@ -37,7 +37,7 @@ def _sent(eqn, spreads: Spreads) -> float:
     if known := [_sent_in(*one) for one in inside if one[1] is not None]:
         # of branches one is taken, and nobody knows which
         return max(known) * iterations(eqn)
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         return 0.0  # its collectives are equations inside, which nobody recomputes
     if primitives.is_constraint(eqn):
         return _of_constraint(eqn, spreads)

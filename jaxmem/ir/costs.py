@@ -1,14 +1,9 @@
 """What costs nothing: it is done inside of what reads it, or is looked up."""
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.part_marks import innermost_operations
-from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
-
-# done where they are read, inside whatever reads them
-FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
-FUSED |= {"empty", "empty2"}  # nobody writes or reads them
-MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:

@@ -47,7 +47,7 @@ def spreads_in(closed, given: InputSpreads | None) -> Spreads:
 
 def given_inside(eqn, body, spreads: Spreads) -> InputSpreads | None:
     """How the inputs of a body are spread, as far as that is known."""
-    if eqn.primitive.name in ("scan", "cond"):
+    if primitives.is_scan(eqn) or primitives.is_branch(eqn):
         return spreads.body(eqn)
     return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 

@@ -14,7 +14,6 @@ from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements, evaluate
 from jaxmem.ir.jaxprs import is_var as is_var
 
-LOOPS = ("scan", "while")
 # Bytes from which a barrier or a write is worth what it costs: an L4 moves half of them
 # in a launch, an H100 five times as many.
 LARGE = 2**20
@@ -63,7 +62,7 @@ def carried_aliases(eqn) -> dict[int, int]:
 
 def iterations(eqn) -> int:
     """How often a body of an equation runs, as far as the jaxpr says it."""
-    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    return eqn.params["length"] if primitives.is_scan(eqn) else 1
 
 
 def xs_of(eqn) -> list[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from jaxmem._compat import RECOMPUTED
 from jaxmem.cost.equations import flops
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     Finding,

@@ -17,7 +17,6 @@ from jaxmem.ir import primitives
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import narrow, operand_axes
-from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, split, xs_of
 from jaxmem.scheduling._pass import Level, Pass
 
@@ -147,7 +146,7 @@ def _constants(eqn) -> list[Any]:
 def _made_of_little(level: Level) -> Iterator[tuple[Any, set[Any]]]:
     """(constant of a scan, the arrays that it can be made of for nothing)."""
     graph = JaxprGraph(level.jaxpr)
-    scans = {i: e for i, e in enumerate(graph.eqns) if e.primitive.name == "scan"}
+    scans = {i: e for i, e in enumerate(graph.eqns) if primitives.is_scan(e)}
     for v in dict.fromkeys(v for eqn in scans.values() for v in _constants(eqn)):
         if v in graph.maker and level.size(v) >= LARGE:
             leaves = _leaves(graph, v)

@@ -12,7 +12,7 @@ import jax
 from jaxmem._checks import OneOf, from_plain
 from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import host_traffic
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both

@@ -18,7 +18,7 @@ from jaxmem._checks import (
     wrong_value,
 )
 from jaxmem.cost.equations import flops
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.ragged import copied_rows, groups, is_ragged

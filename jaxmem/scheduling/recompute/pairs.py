@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.communication import gathered
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph

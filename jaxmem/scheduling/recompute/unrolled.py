@@ -20,7 +20,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LOOPS, barrier, is_var
+from jaxmem.ir.scans import barrier, is_var
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -64,7 +64,7 @@ def _is_stack(graph: JaxprGraph, v) -> bool:
 
 def without_loops(price: SpreadPrice) -> SpreadPrice:
     """The same price, but loops are not run a second time."""
-    is_loop = lambda eqn: eqn.primitive.name in LOOPS
+    is_loop = lambda eqn: primitives.is_loop(eqn)
     return lambda eqn, spreads: None if is_loop(eqn) else price(eqn, spreads)
 
 

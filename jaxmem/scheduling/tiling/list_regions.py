@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
+from jaxmem.ir import primitives
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.tiling.loop import tiled

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
@@ -32,7 +32,7 @@ from jaxmem.scheduling.tiling.shard_sums import (
     stretched,
     sums_apart,
 )
-from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product
+from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product, turns
 from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.tile"  # of the loop of a region

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.cost.parts import Price, sum_bytes, total
+from jaxmem.ir import primitives
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.scheduling.tiling.regions import Region, inner
 

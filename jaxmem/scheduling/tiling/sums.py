@@ -9,6 +9,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 
 

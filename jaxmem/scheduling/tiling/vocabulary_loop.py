@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.parts import on_part
