@@ -30,7 +30,7 @@ def host_traffic(closed, given: InputSpreads | None = None) -> int:
 def _traffic(eqn, spreads: Spreads) -> int:
     """Of an equation and its bodies, all iterations of a scan."""
     total = 0
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         for u, v in zip(eqn.invars, eqn.outvars, strict=True):
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
             shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
@@ -67,11 +67,11 @@ def _inner(eqn) -> list[Any]:
 
 
 def _has_copies(eqn) -> bool:
-    return eqn.primitive.name == "scan" and any(map(_moves, jaxprs.bodies(eqn)))
+    return primitives.is_scan(eqn) and any(map(_moves, jaxprs.bodies(eqn)))
 
 
 def _moves(body) -> bool:
     """Whether anything in a body goes to the host's memory, or comes from it."""
-    puts = (e for e in jaxprs.walk(body) if e.primitive.name == "device_put")
+    puts = (e for e in jaxprs.walk(body) if primitives.is_transfer(e))
     pairs = (zip(e.invars, e.outvars, strict=True) for e in puts)
     return any(is_on_host(u) != is_on_host(v) for pair in pairs for u, v in pair)

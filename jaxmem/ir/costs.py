@@ -13,19 +13,19 @@ MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    free = lambda e: e.primitive.name in FUSED or is_lookup(e)
+    free = lambda e: primitives.of(e).fused or is_lookup(e)
     fused = all(map(free, innermost_operations(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 
 def is_fused(eqn) -> bool:
     """Whether an equation is done inside of what reads its result."""
-    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
+    return primitives.of(eqn).fused or primitives.is_barrier(eqn)
 
 
 def is_lookup(eqn) -> bool:
     """Whether codes are looked up in a table of a byte's values, as NF4's sixteen."""
-    if eqn.primitive.name != "gather":
+    if not primitives.is_gather(eqn):
         return False
     table, codes = (elements(v.aval.shape) for v in eqn.invars[:2])
     return table <= min(256, codes)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.propagation import spreads_in
@@ -124,7 +124,7 @@ def _is_summed(graph: JaxprGraph, i: int) -> bool:
             named = {name for names in of_spec(sharding, v) for name in names}
             sizes = sharding.mesh.shape.items()
             return any(size > 1 and name not in named for name, size in sizes)
-        if eqn.primitive.name not in CHEAP:
+        if not primitives.of(eqn).moves:
             return False
         (v,) = eqn.outvars
     return False
@@ -136,7 +136,7 @@ def _sources(graph: JaxprGraph, i: int) -> set[Any]:
 
 
 def _source(graph: JaxprGraph, v: Any) -> Any:
-    while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
+    while v in graph.maker and primitives.of(graph.eqns[graph.maker[v]]).moves:
         v = graph.eqns[graph.maker[v]].invars[0]
     return v
 

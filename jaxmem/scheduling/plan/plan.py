@@ -271,7 +271,7 @@ def make_plan(
         predicted_peak(rewritten.jaxpr, *about),
         result.fingerprint,
         description.offloaded_bytes,
-        sum(e.primitive.name == _BARRIER for e in jaxprs.walk(rewritten.jaxpr)),
+        sum(primitives.is_barrier(e) for e in jaxprs.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
         target,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.branch_parts import BRANCHES
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.nested_parts import made_apart

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MATMULS
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
@@ -60,7 +59,7 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
 
 def _is_stack(graph: JaxprGraph, v) -> bool:
     """Whether a loop made it: loops are not run a second time."""
-    return graph.eqns[graph.maker[v]].primitive.name in LOOPS
+    return primitives.is_loop(graph.eqns[graph.maker[v]])
 
 
 def without_loops(price: SpreadPrice) -> SpreadPrice:
@@ -134,8 +133,8 @@ def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:
     """Whether a product reads it: moments of few bits are read where they are made."""
-    users = (graph.eqns[i].primitive.name for i in graph.users.get(v, ()))
-    return any(name in MATMULS for name in users)
+    users = (graph.eqns[i] for i in graph.users.get(v, ()))
+    return any(map(primitives.is_product, users))
 
 
 def not_kept(pair: Pair, found: Cut) -> list[Any]:

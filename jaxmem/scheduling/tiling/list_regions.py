@@ -119,8 +119,9 @@ class ListRegions:
 def _is_seed(graph: RegionGraph, i: int) -> bool:
     """Whether regions are looked for from what an equation makes."""
     # not from masks, which have the axes of what they are for, nor from what was there
-    name = graph.eqns[i].primitive.name
-    return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
+    eqn = graph.eqns[i]
+    other = primitives.is_scan(eqn) or primitives.is_update(eqn)
+    return not other and i not in graph.drawn
 
 
 def _parts(size: int, count: int, exactly: bool) -> int | None:

@@ -73,7 +73,7 @@ def seconds(
 
 def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
     """What draws random bits in a region that others outside of it draw too."""
-    draws = {i for i, e in enumerate(eqns) if e.primitive.name == "random_bits"}
+    draws = {i for i, e in enumerate(eqns) if primitives.is_random_bits(e)}
     of = lambda i: (eqns[i].invars[0], str(eqns[i].params))
     outside = set(map(of, draws - region.eqns))
     return [eqns[i] for i in draws & region.eqns if of(i) in outside]
