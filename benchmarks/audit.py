@@ -20,7 +20,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 from benchmarks._common import publish_some
-from jaxmem.auditing import audit_texts, facts_of
+from jaxmem.auditing import audit_texts
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory import CompileError
@@ -54,7 +54,7 @@ def row(chip: str) -> tuple:
                 print(f"{chip}, {name}: {str(error)[:200]}", flush=True)
                 continue
         compiled = time.perf_counter()
-        facts = facts_of(traced, program.used)
+        facts = traced.facts(program.used)
         findings = audit_texts(program.hlo, program.assignment, facts)
         auditing += time.perf_counter() - compiled
         compiling += compiled - start

@@ -37,7 +37,7 @@ from benchmarks.models import (
     abstract_params,
     mean_square,
 )
-from jaxmem.ir.costs import flops
+from jaxmem.cost.equations import flops
 from jaxmem.nn import linen
 
 STACKS = {

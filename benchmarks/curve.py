@@ -25,8 +25,9 @@ from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, wri
 from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
 from jaxmem import planning
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import seconds
 from jaxmem.ir import jaxprs as _jaxpr
-from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
@@ -36,7 +37,7 @@ from jaxmem.scheduling.predict.prediction import predicted
 from jaxmem.scheduling.search.front import pareto_front, space_of
 from jaxmem.scheduling.search.front_segments import in_segments
 
-CHIP = MACHINES[TARGET]
+CHIP = CHIPS[TARGET].machine
 BATCH = 32
 SHOWN = 10  # of our choices
 _CLOSE = 0.98  # of the fewest bytes: still the same

@@ -32,11 +32,12 @@ from benchmarks._common import (
     published,
 )
 from benchmarks.kernel_cases import CASES, MORE_CODE, Case, arguments_of
-from jaxmem.ir.costs import MACHINES, flops
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import flops
 from pallas_kernels.chips import chip_name
 
 NO_KERNEL = "no kernel for the platform"  # in the error of an op that has none
-RATES = "one of " + ", ".join(name for name in MACHINES if name != "cpu")
+RATES = "one of " + ", ".join(name for name in CHIPS if name != "cpu")
 COLUMNS = (
     *("kernel", "chip", "status", "XLA MiB", "kernel MiB"),
     *("XLA ms", "kernel ms", "library ms", "% of limit"),
@@ -142,7 +143,7 @@ def chip() -> str:
     device = jax.devices()[0]
     name = None if device.platform == "cpu" else chip_name(device)
     name = f"tpu-{name}" if device.platform == "tpu" else name
-    if name not in MACHINES:
+    if name not in CHIPS:
         kind = device.device_kind
         raise SystemExit(f"--time: no rates are known of {kind!r}; run it on {RATES}")
     return name
@@ -164,7 +165,7 @@ def time_row(name: str, target: str, rate: float, old: list | None):
     xla, kernel = timed(case.fn("xla")), timed(case.fn("pallas"))
     library = timed(next(iter(case.others.values()))) if case.others else ""
     work = jax.make_jaxpr(case.run(case.fn("xla")))(*case.arguments()).eqns
-    least = max(case.moved / rate, sum(map(flops, work)) / MACHINES[target].narrow)
+    least = max(case.moved / rate, sum(map(flops, work)) / CHIPS[target].machine.narrow)
     share = 1e5 * least / kernel if isinstance(kernel, float) else ""
     before = old[2:5] if old else ["", "", ""]
     return [name, target, *before, xla, kernel, library, share]

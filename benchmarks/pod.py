@@ -22,7 +22,7 @@ import jaxmem
 from benchmarks._common import MIB, TOO_LARGE, publish_some
 from benchmarks.pod_steps import EXPERT, FSDP, STEPS, TENSOR, mesh_of, step_of
 from benchmarks.tile_steps import Made
-from jaxmem.ir.costs import flops
+from jaxmem.cost.equations import flops
 from jaxmem.memory import DoesNotFit, MemoryReport
 
 BUDGETS = {"tpu-v5e": "15.75GiB", "h100": "78GiB"}

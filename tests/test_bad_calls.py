@@ -101,7 +101,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
     "AdamMiniState CameState FactoredRmsState FactoredMoment Sm3State".split()
 )
 # What the search and the benchmarks ask of an audit that is made already
-WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts facts_of findings_of".split()
+WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}
 AS_IN_FLAX |= {name.replace("linen", "nnx") for name in AS_IN_FLAX}

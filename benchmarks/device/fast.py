@@ -19,7 +19,7 @@ from benchmarks.device.job import Job, NotHere, Rows
 from benchmarks.device.right import refusal
 from benchmarks.device.timing import Chain, calls, in_turn
 from benchmarks.kernel_cases import Case, Size
-from jaxmem.ir.costs import flops
+from jaxmem.cost.equations import flops
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 SMALL = Size(tokens=128, width=128, heads=1, words=256, elements=1024)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxmem.ir.costs import MACHINES
+from jaxmem.chips import CHIPS
 from pallas_kernels import simulated
 from pallas_kernels.chips import chip_name
 
@@ -41,7 +41,8 @@ def target() -> str:
 
 def rates() -> Any:
     """The chip's rates; None where none are known."""
-    return MACHINES.get(target())
+    chip = CHIPS.get(target())
+    return chip and chip.machine
 
 
 def asked() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from jaxmem.auditing._audit import audit as audit
 from jaxmem.auditing._audit import audit_texts as audit_texts
-from jaxmem.auditing._audit import facts_of as facts_of
 from jaxmem.auditing._audit import findings_of as findings_of
 from jaxmem.auditing._report import AuditFinding as AuditFinding
 from jaxmem.auditing._report import AuditReport as AuditReport

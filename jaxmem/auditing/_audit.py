@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem._checks import check_callable, check_float, check_places
-from jaxmem.auditing._module import Module, StepFacts
+from jaxmem.auditing._module import Module
 from jaxmem.auditing._report import AuditFinding, AuditReport
-from jaxmem.auditing._shards import shards_of_specs
 from jaxmem.auditing.rules import RULES, of_slice
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory import MemoryReport
-from jaxmem.memory.compile import TracedCall, compile_program, traced_call
+from jaxmem.memory.compile import StepFacts, compile_program, traced_call
 
 _NO_TEXTS = "the compiler dumped no buffer assignment: nothing was checked"
 
@@ -86,20 +85,10 @@ def audit(
         traced, options = traced_call(step, pure, chip), pure.own.compiler_options
         compiled = compile_program(traced, chip, timeout, options)
     texts = compiled.hlo, compiled.assignment
-    facts = facts_of(traced, compiled.used, str(options or ""))
+    facts = traced.facts(compiled.used, str(options or ""))
     findings = audit_texts(*texts, facts) if all(texts) else ()
     skipped = () if all(texts) else (_NO_TEXTS,)
     return AuditReport(traced.call.name, chip.name, findings, skipped)
-
-
-def facts_of(step: TracedCall, used: Sequence[int], options: str = "") -> StepFacts:
-    """What is known of a traced step; `used`: the leaves that are parameters."""
-    leaves = [step.call.leaves[n] for n in used]
-    outputs = tuple(tuple(aval.shape) for aval in step.traced.jaxpr.out_avals)
-    donated = frozenset(i for i, leaf in enumerate(leaves) if leaf.donated)
-    shards = shards_of_specs(leaf.spec for leaf in leaves)
-    inputs = tuple(tuple(leaf.spec.shape) for leaf in leaves)
-    return StepFacts(outputs, donated, shards, inputs, options)
 
 
 def findings_of(report: MemoryReport) -> tuple[AuditFinding, ...]:
@@ -110,8 +99,7 @@ def findings_of(report: MemoryReport) -> tuple[AuditFinding, ...]:
     texts = report.compiler_texts()
     if texts is None or not all(texts[:2]):
         return tuple(map(of_slice, report.wrong_slices)) if report.host_bytes else ()
-    hlo, assignment, options = texts
-    return audit_texts(hlo, assignment, StepFacts(options=options))
+    return audit_texts(*texts)
 
 
 def audit_texts(

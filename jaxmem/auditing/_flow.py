@@ -23,12 +23,27 @@ class Flow:
         """The value that is at this place of an instruction's result."""
         name, *path = name.split("#")
         key = name, (*map(int, path), *index)
-        if key in self.values:
+        if key in self.values and not self._is_unchanged(*key):
             return key
         if key not in self._known:
             self._known[key] = None  # until it is found: a name may lead to itself
             self._known[key] = self._through(*key)
         return self._known[key]
+
+    def _is_unchanged(self, name: str, index: tuple[int, ...]) -> bool:
+        """Whether a loop is listed as a maker of what it only hands on."""
+        # XLA may go on listing an element of a loop whose body was found to return it
+        # as it is: then the body's own argument is no longer a value.
+        made = self.hlo.instruction(name)
+        if made is not None and made.opcode == "parameter":
+            caller = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
+            is_test = caller is not None and caller.opcode == "while"
+            made = caller if is_test and made.computation not in caller.called else None
+        if made is None or made.opcode != "while":
+            return False
+        body = self.hlo.body(made.called[0])
+        argument = next(one.name for one in body if one.opcode == "parameter")
+        return (argument, index) not in self.values
 
     def leaves(self, name: str) -> list[Key]:
         """The values of an instruction's result, one for each array."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmem.auditing._flow import Flow
@@ -16,35 +15,14 @@ from jaxmem.memory.buffers.assignment import (
     Key,
     parse_buffer_assignment,
 )
-from jaxmem.memory.buffers.device_groups import Labels
 from jaxmem.memory.buffers.shapes import arrays_of
+from jaxmem.memory.compile import StepFacts
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
 _CHOSEN = re.compile(r"allow_spmd_sharding_propagation_to_parameters=\{([\w,]*)\}")
+_JOINED = "ConcatBitcast"
 _PASSED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, \w+=|$)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
-
-
-@dataclass(frozen=True)
-class StepFacts:
-    """What is known of the step that a module was compiled from.
-
-    Attributes:
-      outputs: the sizes of each array that it returns, over all devices; empty where
-        they are not known.
-      donated: the numbers of the module's parameters that may be written; None where
-        it is not known.
-      shards: of each parameter, for each axis which part of it each device has; None
-        for one of which it is not known.
-      inputs: the sizes of each parameter, over all devices.
-      options: the names and values that the compiler was given.
-    """
-
-    outputs: tuple[tuple[int, ...], ...] = ()
-    donated: frozenset[int] | None = None
-    shards: tuple[tuple[Labels, ...] | None, ...] = ()
-    inputs: tuple[tuple[int, ...], ...] = ()
-    options: str = ""
 
 
 class Module:
@@ -91,8 +69,9 @@ class Module:
         return True
 
     def data(self, allocation: Allocation) -> list[BufferValue]:
-        """The arrays of an allocation."""
-        return [v for v in allocation.values if v.size and v.shape[:1] != "("]
+        """The arrays of an allocation, each once."""
+        arrays = [v for v in allocation.values if v.size and v.shape[:1] != "("]
+        return [v for v in arrays if self.flow.value(*v.key) == v.key]
 
     @cached_property
     def _allocation_of(self) -> dict[Key, int]:
@@ -116,6 +95,22 @@ class Module:
         found = _PASSED.search(made.attributes)
         places = _ALIAS.findall(found[1]) if found else ()
         return any(_place(place) == value.index for place, _, _ in places)
+
+    def is_part(self, old: BufferValue, new: BufferValue) -> bool:
+        """Whether a TPU's value consists of such that are there, as `old` is."""
+        # It copies a large array to faster memory slice by slice. They are named in
+        # the order in which they come, and fill the place of the whole one.
+        made = self.hlo.instruction(new.name)
+        if made is None or _JOINED not in made.attributes:
+            return False
+        keys = self.operands(new.name)
+        places = sorted((v.offset, v.size) for k in keys if (v := self.values.get(k)))
+        end = new.offset
+        for offset, size in places:
+            if offset != end:
+                return False
+            end += size
+        return old.key in keys and end == new.offset + new.size
 
     def operands(self, name: str) -> set[Key]:
         """The values that an instruction reads."""

@@ -67,6 +67,8 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
         return
     if place and module.passes_on(new):
         return
+    if module.is_part(old, new) and last in ends and meanwhile <= ends:
+        return
     yield Overlap(old, new, together, updated)
 
 

@@ -98,9 +98,7 @@ _TPU_BETWEEN = 0.5  # estimate: heads of 64 fill half a matrix unit
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
-_GPU_LAUNCH = 1.5e-6  # measured: 1.2 of a kernel in a step, 0.3 to the next one
 _GPU_FILL = 1e-6  # measured: products and sums of rows of 10 us
-_TPU_LAUNCH = 1.2e-6  # XLA's own cycles: small operations (v5e and v6e)
 _HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
 _TPU_HOP = 1e-6  # estimate
 # Of a GPU's processor, in cycles of its clock.
@@ -153,7 +151,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         shifts=math.inf,
         vector=math.inf,
         window=math.inf,
-        launch=_GPU_LAUNCH,
+        launch=machine.launch,
         few=-1,
         exposed=0.0,
         fill=_GPU_FILL,
@@ -191,7 +189,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         shifts=_SLOTS * vector,
         vector=loaded * tpu.cores * clock,
         window=_TPU_WINDOW,
-        launch=_TPU_LAUNCH,
+        launch=machine.launch,
         few=_LANES,  # XLA's own cycles: it counts few of these
         exposed=_TPU_EXPOSED,
         fill=0.0,

@@ -9,10 +9,9 @@ from typing import Any
 
 _GIB = 2**30
 
-# NVIDIA's "Getting Started with CUDA Graphs" measures kernels of 2.9 us that start
-# every 3.4 us from a graph and every 3.8 us from a stream. All chips have this one
-# figure, since of the others none is published.
-_LAUNCH = 3e-6
+# Seconds of a kernel beside what it does, with the gap to the next.
+_LAUNCH = 1.5e-6  # `benchmarks.time` on an H200: 1.2 of a kernel, 0.3 to the next one
+_TPU_LAUNCH = 1.2e-6  # XLA's own cycles: small operations (v5e and v6e)
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Machine:
       host: bytes per second between the chip and the memory of its host.
       link: bytes per second that the chip sends to the others of its machine or slice:
         NVLink or PCIe in one direction; of a TPU both links of one axis of its torus.
-      launch: seconds from the start of one kernel to that of the next, however short.
+      launch: seconds of a kernel beside what it does, with the gap to the next.
     """
 
     narrow: float
@@ -144,21 +143,23 @@ CHIPS = {
     ),
     "tpu-v4": Chip(
         int(30.75 * _GIB),
-        Machine(275e12, 275e12, 1228e9, 16e9, 90e9),
+        Machine(275e12, 275e12, 1228e9, 16e9, 90e9, _TPU_LAUNCH),
         # Without "megacore" libtpu makes two devices of a v4 chip; jax lends it as one.
         Tpu("v4", _CUBE, 2, (("chip_config_name", "megacore"),)),
     ),
     "tpu-v5e": Chip(
-        int(15.75 * _GIB), Machine(197e12, 197e12, 819e9, 16e9, 90e9), Tpu("v5e", _FLAT)
+        int(15.75 * _GIB),
+        Machine(197e12, 197e12, 819e9, 16e9, 90e9, _TPU_LAUNCH),
+        Tpu("v5e", _FLAT),
     ),
     "tpu-v5p": Chip(
         int(95.73 * _GIB),
-        Machine(459e12, 459e12, 2765e9, 32e9, 180e9),
+        Machine(459e12, 459e12, 2765e9, 32e9, 180e9, _TPU_LAUNCH),
         Tpu("v5p", _CUBE, 2),
     ),
     "tpu-v6e": Chip(
         int(31.24 * _GIB),
-        Machine(918e12, 918e12, 1640e9, 32e9, 180e9),
+        Machine(918e12, 918e12, 1640e9, 32e9, 180e9, _TPU_LAUNCH),
         Tpu("v6e", _FLAT),
     ),
 }  # fmt: skip

@@ -11,7 +11,7 @@ axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
 
@@ -44,17 +45,11 @@ def spreads_in(closed, given: InputSpreads | None) -> Spreads:
     return known[given]
 
 
-def on_device(eqn, spreads: Spreads, of: Callable[[Any], float | None]) -> float:
-    """What one device has of an equation's flops or seconds, loops in full.
-
-    `of`: gives those of an equation, on all devices; None where nobody can tell.
-    """
-    if eqn.primitive.name != "scan" or spreads.mesh is None:
-        return (of(eqn) or 0.0) / spreads.workers(eqn)
-    body = eqn.params["jaxpr"]
-    inside = spreads_in(body, spreads.body(eqn))
-    eqns = jaxprs.split(body)[0].eqns
-    return eqn.params["length"] * sum(on_device(e, inside, of) for e in eqns)
+def given_inside(eqn, body, spreads: Spreads) -> InputSpreads | None:
+    """How the inputs of a body are spread, as far as that is known."""
+    if primitives.is_scan(eqn) or primitives.is_branch(eqn):
+        return spreads.body(eqn)
+    return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 
 
 def _is_known(jaxpr) -> bool:
@@ -101,30 +96,28 @@ def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, **how)
 
 
-# What is lowered for one chip alone.
-_KERNELS = ("pallas_call", "ffi_call", "custom_call")
-# Functions of each element that are lowered to CHLO, where Shardy follows no array: XLA
-# rewrites it before, by a pass that jaxlib does not offer.
-_IN_CHLO = frozenset(
-    """acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma
-    sinh square tan""".split()
-)
+# What is lowered for one chip alone, and what is spread by other rules. CHLO is
+# rewritten by XLA before Shardy runs, by a pass that jaxlib does not offer.
+_TOLD = (Kind.KERNEL, Kind.SHARD_MAP, Kind.TRANSFER)
 
 
 def _is_told(eqn) -> bool:
-    name = eqn.primitive.name
-    return name in (*_KERNELS, *_IN_CHLO, "shard_map", "device_put") or (
-        not jaxprs.bodies(eqn) and _compat.has_side_effects(eqn)
+    known = primitives.of(eqn)
+    return (
+        known.kind in _TOLD
+        or known.in_chlo
+        or not jaxprs.bodies(eqn)
+        and _compat.has_side_effects(eqn)
     )
 
 
 def _told(eqn, args: list) -> list[Any] | None:
     """Instead of what Shardy cannot follow, or needs a chip: what it says of shards."""
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         return args
-    if eqn.primitive.name in _IN_CHLO:
+    if primitives.of(eqn).in_chlo:
         return [jax.lax.neg(*args)]
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         mesh, specs = eqn.params["mesh"], eqn.params["out_specs"]
         outs = zip(_zeros(eqn), specs, strict=True)
         place = jax.lax.with_sharding_constraint
@@ -168,7 +161,7 @@ def _tell_numbers(closed, found: Spreads) -> None:
 
 def _as_read(eqn, v, found: Spreads) -> Spread:
     """How an operand is spread, by what is known of an equation's other arrays."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return _as_read_in_scan(eqn, v, found)
     if (body := jaxprs.called(eqn)) is not None:
         return _as_read_in_call(eqn, v, found, body)

@@ -7,7 +7,7 @@ from every shard of an axis that has no shards is another part of it.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,10 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import CONSTRAINT, Labels, constraint
+from jaxmem.ir.label_rules import Labels, constraint
 from jaxmem.ir.scans import kept_size, size_of, split
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
@@ -64,8 +64,9 @@ def named_sharding(sharding) -> jax.NamedSharding | None:
 
 def asked_by(eqn) -> jax.NamedSharding | None:
     """What a constraint asks for."""
-    is_constraint = eqn.primitive.name == CONSTRAINT
-    return named_sharding(eqn.params["sharding"]) if is_constraint else None
+    if not primitives.is_constraint(eqn):
+        return None
+    return named_sharding(eqn.params["sharding"])
 
 
 def is_typed(atom, axis: int) -> bool:
@@ -103,11 +104,15 @@ class Spreads:
       of: of variables; the others are whole on each device.
       bodies: of the inputs of a scan's body, by the equation's identity, where more is
         known of them than of the scan's own.
+      sent: (equation, bytes that a device sends for it), by the equation's identity.
     """
 
     mesh: Any = None
     of: dict[Any, Spread] = field(default_factory=dict)
     bodies: dict[int, InputSpreads] = field(default_factory=dict)
+    sent: dict[int, tuple[Any, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def names(self, atom, axis: int) -> Names:
         """Over which axes of the mesh an axis of an array is spread."""
@@ -138,11 +143,15 @@ class Spreads:
         """The same of an array as it is kept from the forward to the backward pass."""
         return kept_size(atom) / self.shards(atom)
 
-    def workers(self, eqn) -> int:
-        """How many devices share the work of an equation."""
+    def workers(self, eqn, without: Collection[str] = ()) -> int:
+        """How many devices share the work of an equation.
+
+        `without`: axes of the mesh that are not counted.
+        """
         atoms = filter(is_var, (*eqn.invars, *eqn.outvars))
         known = itertools.chain.from_iterable(self.of.get(v, ()) for v in atoms)
-        return self.size(tuple(dict.fromkeys(itertools.chain(*known))))
+        names = dict.fromkeys(itertools.chain(*known))
+        return self.size(tuple(name for name in names if name not in without))
 
     def partial_bytes(self, eqn) -> int:
         """Bytes of a device's product of shards, before it is summed over devices.
@@ -150,7 +159,7 @@ class Spreads:
         It has all of the result where the axis of the mesh along which operands are
         summed is the one that the result is spread over.
         """
-        if eqn.primitive.name != "dot_general" or self.mesh is None:
+        if not primitives.is_dot(eqn) or self.mesh is None:
             return 0
         (lhs, rhs), _ = eqn.params["dimension_numbers"]
         (out,) = eqn.outvars
@@ -173,9 +182,9 @@ class Spreads:
         """How the inputs of a scan's body, or of a branch, are spread."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
-        if self.mesh is not None and eqn.primitive.name == "cond":
+        if self.mesh is not None and primitives.is_branch(eqn):
             return self.inputs(eqn.invars[1:])
-        if self.mesh is None or eqn.primitive.name != "scan":
+        if self.mesh is None or not primitives.is_scan(eqn):
             return None
         consts, carry, xs = split(eqn, eqn.invars)
         # a carry is spread as it comes out, where somebody reads that

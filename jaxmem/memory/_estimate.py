@@ -15,7 +15,7 @@ from jaxmem.frameworks import Place, pure_call
 from jaxmem.ir.lost_axes import lost_axes
 from jaxmem.memory._pending import CompileSettings, Pending
 from jaxmem.memory.compile.call import FlatCall, flatten_call
-from jaxmem.memory.compile.lower import flat_function, lower, trace
+from jaxmem.memory.compile.lower import TracedCall, flat_function, lower, trace
 from jaxmem.memory.compile.pool import caller_flags
 from jaxmem.memory.report.advice import AdvisedStep, LateAdvice
 from jaxmem.memory.report.donation import donations
@@ -145,7 +145,9 @@ def begin(
             return reports[key][1]
         lowered = lower(jitted, traced, call, chip, how.compiler_options)
     advice = _advice(call, traced.jaxpr, chip) if how.advised else LateAdvice()
-    about = donations(lowered, traced), how, how.products, advice
+    told = f"{caller_flags()} {lowered.request['compiler_options']}"
+    facts = TracedCall(call, jitted, traced).facts(lowered.used, told)
+    about = donations(lowered, traced), facts, how, how.products, advice
     pending = Pending(lowered, chip, *about)
     # the jaxpr is held so that no other one gets its id
     reports[key] = traced.jaxpr, pending.begin()

@@ -11,6 +11,7 @@ from jaxmem._checks import check_bool, check_float, check_int, check_options
 from jaxmem.chips import Target
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
+from jaxmem.memory.compile.facts import StepFacts
 from jaxmem.memory.compile.lower import LoweredStep
 from jaxmem.memory.compile.pool import Compile, caller_flags, pool
 from jaxmem.memory.report.advice import LateAdvice
@@ -77,6 +78,7 @@ class Pending:
     lowered: LoweredStep
     target: Target
     donations: Donations  # from which the report's notes on donation are made
+    facts: StepFacts  # which a check of the module needs
     settings: CompileSettings
     products: int | None  # of the settings; raised where XLA finds no tiles
     advice: LateAdvice = field(default_factory=LateAdvice)
@@ -170,7 +172,7 @@ class Pending:
             argument_names=[leaves[i].name for i in self.lowered.used],
             donations=self.donations,
             advice=self.advice,
-            options=f"{caller_flags()} {self.lowered.request['compiler_options']}",
+            facts=self.facts,
             trips=self.settings.trips,
         )
 

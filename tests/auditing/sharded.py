@@ -8,7 +8,6 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxmem.auditing._audit import facts_of
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.memory.compile import compile_program, traced_call
@@ -308,5 +307,4 @@ def compiled(name, target="cpu"):
     with pure_call(step, args, {}, None, ()) as pure:
         traced = traced_call(step, pure, chip)
         program = compile_program(traced, chip, 600)
-    facts = facts_of(traced, program.used)
-    return program.hlo, program.assignment, facts
+    return program.hlo, program.assignment, traced.facts(program.used)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import jaxmem
 from jaxmem.auditing._audit import audit_texts
 from jaxmem.auditing._module import Module
 from jaxmem.memory.buffers.device_groups import groups_of, shards_of, sources_of
@@ -37,6 +38,19 @@ def test_nothing_is_found_in_what_is_right(name):
     )
     assert None not in module.spreads.outputs
     assert audit_texts(*texts) == ()
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_report_knows_what_the_text_may_not_tell(name):
+    """On jax 0.12 the module's text says of no parameter how it is sharded."""
+    step, args = STEPS[name]()
+    hlo, assignment, facts = jaxmem.estimate(step, *args).compiler_texts()
+    shards, sizes = compiled(name)[2].shards, compiled(name)[2].outputs
+    assert facts.shards == shards and facts.outputs == sizes
+    unsaid = re.sub(r", sharding=\{.*?\}(?=, \w+=|$)", "", hlo, flags=re.M)
+    assert audit_texts(unsaid, assignment, facts) == ()
+    module = Module(unsaid, assignment, facts)
+    assert module.spreads.joins and None not in module.spreads.outputs
 
 
 @pytest.mark.slow

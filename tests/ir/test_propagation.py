@@ -7,12 +7,12 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxmem.cost.equations import flops
 from jaxmem.ir import jaxprs
 from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import flops
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.lost_axes import lost_axes
-from jaxmem.ir.propagation import on_device, spreads_in
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.shards import of_shardings
 
 LAYERS, BATCH, TOKENS, WIDTH = 3, 64, 128, 64
@@ -106,7 +106,7 @@ def test_a_device_has_its_part_of_the_work(mesh):
     step, args = step_of(), arguments(mesh)
     closed, found = found_in(step, *args)
     all_of_it = sum(map(flops, closed.eqns))
-    own = sum(on_device(eqn, found, flops) for eqn in closed.eqns)
+    own = sum(flops(eqn, found) for eqn in closed.eqns)
     assert all_of_it > 0 and own == all_of_it / 4
 
 

@@ -12,8 +12,9 @@ import pytest
 
 import jaxmem
 from jaxmem import _adviser, schedule
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import flops, seconds
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, flops, seconds
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
@@ -274,7 +275,7 @@ def test_flops_and_seconds():
         if e.primitive.name == "dot_general"
     )
     assert flops(eqn) == 2 * 3 * 4 * 5 * 6
-    assert seconds(eqn, MACHINES["h100"]) == flops(eqn) / 989e12
+    assert seconds(eqn, CHIPS["h100"].machine) == flops(eqn) / 989e12
     conv = lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID")
     args = jnp.ones((2, 3, 9, 9)), jnp.ones((4, 3, 3, 3))
     (eqn,) = jax.make_jaxpr(conv)(*args).jaxpr.eqns
@@ -285,7 +286,7 @@ def test_flops_and_seconds():
         for e in jax.make_jaxpr(loop)(jnp.ones(3)).jaxpr.eqns
         if e.primitive.name == "while"
     )
-    assert seconds(eqn, MACHINES["cpu"]) is None
+    assert seconds(eqn, CHIPS["cpu"].machine) is None
 
 
 # -- the search

@@ -9,12 +9,16 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir import jaxprs
-from jaxmem.ir.host_traffic import host_traffic, waiting_for_host
-from jaxmem.ir.shards import InputSpreads, of_spec, whole
+from jaxmem.ir.scans import LARGE
+from jaxmem.ir.shards import InputSpreads, of_shardings, of_spec, whole
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling import schedule
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
+from jaxmem.scheduling.placement.inside import Constants, ConstantsInside
 from jaxmem.scheduling.plan.plan import undonated
 from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -136,7 +140,10 @@ def test_a_copy_on_each_device_may_be_larger_than_shards(mesh):
     assert updated.released
 
 
-def test_casts_of_weights(mesh):
+@pytest.mark.parametrize("side", [1024, 4096])
+def test_casts_of_weights(mesh, side):
+    """Where the part of a device is large: else a barrier is not worth it."""
+
     def step(weights, x):
         def loss(weights):
             y = x
@@ -146,16 +153,14 @@ def test_casts_of_weights(mesh):
 
         return jax.grad(loss)(weights)
 
-    side = 1024
     x = spread_over(mesh, (64, side), dtype=jnp.bfloat16)
     weights = [spread_over(mesh, (side, side), "data")] * 3
     found = schedule(step, donate_argnums=(), progress=False)
     made = found.rewritten(Choice("h100", (Barriers(enabled=True),)), weights, x)
     # all but the first layer's, whose weight the backward pass does not read
     size = format_bytes(2 * 2 * side**2 // N)
-    assert f"{size} of casts of weights are made in each pass, and not kept" in (
-        made.notes
-    )
+    note = f"{size} of casts of weights are made in each pass, and not kept"
+    assert (note in made.notes) == (2 * side**2 // N >= LARGE)
 
 
 def test_residuals_that_are_kept(mesh):
@@ -179,6 +184,47 @@ def test_residuals_that_are_kept(mesh):
 
     alone, spread = notes(rows(5)), notes(rows(5 * N, mesh))
     assert alone == spread and len(alone) == 1
+
+
+def test_what_is_recomputed_in_an_order(mesh):
+    """A product that is done a second time for the second of its readers."""
+
+    def step(x, w):
+        y = x @ w
+        return jnp.cumsum(y, 0), y.sum()
+
+    def rows(count: int, mesh=None):
+        args = (count, WIDTH), (WIDTH, WIDTH)
+        if mesh is None:
+            closed = jaxprs.trace(step, *(jax.ShapeDtypeStruct(a, "f4") for a in args))
+            given = None
+        else:
+            specs = spread_over(mesh, args[0], "data"), spread_over(mesh, args[1])
+            closed = jaxprs.trace(step, *specs)
+            given = of_shardings(closed.jaxpr, [s.sharding for s in specs])
+        level = Level(closed.jaxpr, {}, "h100", spreads=given)
+        order = OrderOperations()
+        (found,) = order.analyse(level, OperationOrder(sequence=(0, 1, 0, 2)))
+        (row,) = order.describe(found, "h100").recomputed
+        return row.operation, row.bytes, row.flops, row.seconds
+
+    assert rows(64) == rows(64 * N, mesh)
+
+
+@pytest.mark.parametrize("side", [1024, 4096])
+def test_constants_of_scans(mesh, side):
+    """They are made in each iteration where the part of a device is large."""
+
+    def step(x, row):
+        wide = jnp.broadcast_to(row[:, None], (side, side))
+        return lax.scan(lambda x, _: (jnp.sin(x * wide), None), x, length=LAYERS)[0]
+
+    x, row = spread_over(mesh, (side, side), "data"), spread_over(mesh, (side,), "data")
+    closed = jaxprs.trace(step, x, row).jaxpr
+    level = Level(closed, {}, spreads=of_shardings(closed, (x.sharding, row.sharding)))
+    found = list(ConstantsInside().analyse(level, Constants()))
+    assert bool(found) == (4 * side**2 // N >= LARGE)
+    assert list(ConstantsInside().analyse(Level(closed, {}), Constants()))
 
 
 def test_a_table_of_which_rows_are_updated(mesh):

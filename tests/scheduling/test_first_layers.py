@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxmem.cost.equations import flops
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import flops
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import FirstLayers

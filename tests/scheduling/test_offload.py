@@ -8,10 +8,10 @@ import optax
 import pytest
 
 from jaxmem import estimate, microbatch, schedule
+from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.host_slices import AFFECTED, COPIES
-from jaxmem.ir.host_traffic import waiting_for_host
 from jaxmem.ir.scans import is_on_host, size_of, ys_of
 from jaxmem.memory import CompileError
 from jaxmem.optim import LowBit, abstract_state, adam, adama, on_host
@@ -151,7 +151,7 @@ def front_of(tx, rows):
     scheduled = schedule(step, donate_argnums=0)
     args = (ws, abstract_state(tx, ws)), shape(rows, F), shape(F, F)
     first = scheduled.rewritten(Choice("h100"), *args)
-    waiting = waiting_for_host(first.unordered, MACHINES["h100"])
+    waiting = waiting_for_host(first.unordered, CHIPS["h100"].machine)
     how = {"offload": True, "waiting": waiting}
     return waiting, pareto_front(space_of(first.pairs, first.lists, "h100", **how))
 

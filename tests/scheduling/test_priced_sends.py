@@ -8,8 +8,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import seconds
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.communication import sent
 from jaxmem.ir.shards import of_shardings
 from jaxmem.scheduling.recompute.first_layers import (
     FirstLayers,
@@ -67,8 +69,8 @@ def test_the_price_of_a_sum_over_devices(closed, places):
     (pair,) = pairs(closed, of_shardings(closed, places))
     first, second = (pair.body.eqns[i] for i in products(pair))
     own = 4 * SIZE * ROWS // 4
-    assert (pair.sent(first), pair.sent(second)) == (0, own)
-    machine = MACHINES["h100"]
+    assert [sent(e, pair.inside()) for e in (first, second)] == [0, own]
+    machine = CHIPS["h100"].machine
     wanted = seconds(second, machine) / 8 + own / machine.link
     price = pair.priced(price_at(RATE, "h100"))
     assert price(second) == pytest.approx(RATE * wanted, rel=1e-12)
@@ -109,7 +111,7 @@ def test_what_first_layers_gather_again_is_a_part_of_their_price(closed):
     wanted = sum(7 * part * times for *_, times in rewrite.gathered)
     assert wanted and {times for *_, times in rewrite.gathered} == {LAYERS // 2}
     cost = seconds_of_gathers(found, config, "h100")
-    assert cost == pytest.approx(wanted / MACHINES["h100"].link)
+    assert cost == pytest.approx(wanted / CHIPS["h100"].machine.link)
     rows = RecomputeFirstLayers().describe(rewrite, "h100").recomputed
     gathers = [row for row in rows if row.operation == "all_gather"]
     assert sum(row.seconds for row in gathers) == pytest.approx(cost)
@@ -127,7 +129,7 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
 
         return lax.scan(layer, 0.0, w)[0]
 
-    def price(eqn, sent=0.0):  # a product is cheap, and what is made of a weight dear
+    def price(eqn, spreads):  # a product is cheap, and what is made of a weight dear
         if eqn.primitive.name in ("cosh", "sinh"):
             return None
         return 1.0 if eqn.primitive.name == "dot_general" else 0.0
@@ -149,3 +151,29 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
     copy, rows = (side, side), (2 * side, side)
     assert rows not in kept(None) and copy in kept(None)
     assert rows in kept(spread)
+
+
+def test_rows_of_a_table_that_each_device_has_are_dear_to_take_once_more():
+    """An eighth of the rows is kept for less than the whole table is read for."""
+    rows, width, share = 2**12, 64, 0.3  # of the time in which a byte is moved
+
+    def loss(x, table, ids):
+        taken = lambda x, ids: (x * jnp.sin(table[ids]), None)
+        return jnp.sum(lax.scan(taken, x, ids)[0])
+
+    like = jax.ShapeDtypeStruct
+    x = table = like((rows, width), jnp.float32)
+    ids = like((LAYERS, rows), jnp.int32)
+    closed = jaxprs.trace(jax.grad(loss), x, table, ids).jaxpr
+    mesh = jaxmem.target_mesh("h100", (8,), ("data",))
+    specs = P("data"), P(), P(None, "data")
+    given = of_shardings(closed, [NamedSharding(mesh, spec) for spec in specs])
+    price = price_at(share * CHIPS["h100"].machine.bandwidth, "h100")
+
+    def taken_again(given):
+        (pair,) = pairs(closed, given)
+        eqns = (pair.body.eqns[i].primitive.name for i in cut(pair, price).recomputed)
+        return "gather" in eqns
+
+    assert taken_again(None)
+    assert not taken_again(given)

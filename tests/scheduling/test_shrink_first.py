@@ -11,6 +11,7 @@ from benchmarks.blocks import gradient_of_stack
 from benchmarks.models import LLAMA_1B, LlamaLayer, Stack
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, by_shape
+from jaxmem.ir.scans import size_of
 from jaxmem.memory import estimate
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._pass import Level
@@ -99,7 +100,7 @@ def test_what_waits_is_never_needed_before():
     n = 1024
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((n, n), (n, 1), (n, 1))]
     graph = JaxprGraph(jax.make_jaxpr(body)(*shapes))
-    waits = _waits(graph)
+    waits = _waits(graph, size_of)
     assert waits
     for i, first in waits.items():
         assert i not in _before(graph, first, waits)

@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem import schedule
-from jaxmem.ir.costs import flops
+from jaxmem.cost.equations import flops
 from jaxmem.scheduling import BudgetError
 from jaxmem.scheduling.predict.written_out import written_out
 

@@ -3,6 +3,7 @@
 from jaxmem.memory.compile import cache as cache
 from jaxmem.memory.compile.call import FlatCall as FlatCall
 from jaxmem.memory.compile.call import flatten_call as flatten_call
+from jaxmem.memory.compile.facts import StepFacts as StepFacts
 from jaxmem.memory.compile.lower import TracedCall as TracedCall
 from jaxmem.memory.compile.lower import flat_function as flat_function
 from jaxmem.memory.compile.lower import trace as trace

@@ -6,7 +6,7 @@ Lowering for a platform needs none of its devices: no plugin is started.
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,17 +16,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.chips import Target, chip_mesh, lowered_for, topology, traced_for
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import walk
 from jaxmem.ir.one_gpu import compiled_here
 from jaxmem.ir.prints import prints_in, without_prints
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.call import FlatCall, describe_sharding, flatten_call
+from jaxmem.memory.compile.facts import StepFacts, facts_of
 from jaxmem.memory.compile.fingerprint import fingerprint
 from jaxmem.memory.compile.workspaces import with_workspaces
 
-_CALLBACKS = ("io_callback", "pure_callback")
 _KERNELS = frozenset(
     "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call refused".split()
 )
@@ -80,6 +80,10 @@ class TracedCall:
     call: FlatCall
     jitted: Any  # the `flat_function`
     traced: Any
+
+    def facts(self, used: Sequence[int], options: str = "") -> StepFacts:
+        """What is known of it; `used`: the leaves that are the module's parameters."""
+        return facts_of(self.call, used, self.traced.jaxpr.out_avals, options)
 
 
 def traced_call(step: Callable, pure: Any, target: Target | None = None) -> TracedCall:
@@ -193,7 +197,7 @@ def _of_jaxpr(closed: Any, call: FlatCall) -> Any:
 
 def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
     for eqn in walk(traced.jaxpr):
-        if eqn.primitive.name in _CALLBACKS:
+        if primitives.of(eqn).kind is primitives.Kind.CALLBACK:
             raise ValueError(
                 f"{call.name} takes values from Python while it runs (jax."
                 f"{eqn.primitive.name}), which cannot be compiled for a chip that is "

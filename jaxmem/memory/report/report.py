@@ -26,6 +26,7 @@ from jaxmem.memory.buffers import (
     wrong_slices,
 )
 from jaxmem.memory.buffers.attribute import attribute
+from jaxmem.memory.compile.facts import StepFacts
 from jaxmem.memory.report.advice import LateAdvice
 from jaxmem.memory.report.data import ReportData
 from jaxmem.memory.report.donation import Donations
@@ -102,8 +103,8 @@ class MemoryReport(ReportData):
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
         return self.__dict__[name]
 
-    def compiler_texts(self) -> tuple[str, str, str] | None:
-        """The module, its buffer assignment and the compiler's options, as text.
+    def compiler_texts(self) -> tuple[str, str, StepFacts] | None:
+        """The text of the module, that of its buffer assignment, and the step's facts.
 
         None once the rows are made of them, and of a report that was read from a file.
         """
@@ -245,7 +246,7 @@ class CompilerTexts:
     donations: Donations | None = None  # None for no notes on donation
     aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
     notes: tuple[str, ...] = ()  # further ones
-    options: str = ""  # what else the compiler was told
+    facts: StepFacts = StepFacts()  # what the texts may not tell
     trips: int | None = None  # iterations of loops whose text does not tell
 
     def collectives(self) -> tuple[Collective, ...]:
@@ -254,7 +255,7 @@ class CompilerTexts:
 
     def wrong_slices(self) -> tuple[WrongSlice, ...]:
         """Slices of the host's arrays that are taken from another place."""
-        if COPIES in self.options:
+        if COPIES in self.facts.options:
             return ()
         return wrong_slices(parse_hlo(self._dump()["hlo"]))
 
@@ -267,10 +268,10 @@ class CompilerTexts:
             warnings.warn(f"no seconds are predicted: {why}", stacklevel=2)
             return None
 
-    def module(self) -> tuple[str, str, str]:
-        """The module, its buffer assignment and the compiler's options."""
+    def module(self) -> tuple[str, str, StepFacts]:
+        """The module, its buffer assignment and what they may not tell."""
         dump = self._dump()
-        return dump["hlo"], dump.get("buffer_assignment") or "", self.options
+        return dump["hlo"], dump.get("buffer_assignment") or "", self.facts
 
     def _dump(self) -> dict[str, Any]:
         dump = json.loads(zlib.decompress(self.packed))
@@ -319,7 +320,7 @@ def make_report(
     name: str,
     argument_names: list[str],
     donations: Donations | None = None,
-    options: str = "",
+    facts: StepFacts | None = None,
     advice: LateAdvice | None = None,
     trips: int | None = None,
 ) -> MemoryReport:
@@ -336,7 +337,7 @@ def make_report(
         donations,
         tuple(result.get("aliases", ())),
         tuple(result.get("notes", ())),
-        options,
+        facts or StepFacts(),
         trips,
     )
     peak += sizes["temp_bytes"] - sizes["alias_bytes"]

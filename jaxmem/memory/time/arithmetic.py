@@ -5,8 +5,7 @@ rational polynomial, `erf` two of them, a division a reciprocal and its correcti
 Integers count apart, since random bits are all integer work.
 """
 
-from dataclasses import dataclass
-
+from jaxmem.cost.kernel import Arithmetic
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 
@@ -39,31 +38,6 @@ _FREE = frozenset(
 )
 _WORD, _WORD_SHIFTS = 60, 40  # of a random word: twenty rounds of three and two
 _REDUCTIONS = frozenset("reduce reduce-window scatter select-and-scatter".split())
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """Instructions of elementwise work, one an element.
-
-    Attributes:
-        floating: on floating-point numbers.
-        integer: on integers.
-        special: of the special function unit: exponentials, roots, reciprocals.
-        shifts: of integers. Two of them and an `or` are one rotation of a GPU.
-    """
-
-    floating: float = 0.0
-    integer: float = 0.0
-    special: float = 0.0
-    shifts: float = 0.0
-
-    def __add__(self, other: "Arithmetic") -> "Arithmetic":
-        return Arithmetic(
-            self.floating + other.floating,
-            self.integer + other.integer,
-            self.special + other.special,
-            self.shifts + other.shifts,
-        )
 
 
 def arithmetic_of(hlo: Hlo, made: Instruction) -> Arithmetic:

@@ -7,8 +7,8 @@ Kernels of JAX's own that declare nothing are known by their names.
 """
 
 import re
-from dataclasses import dataclass
 
+from jaxmem.cost.kernel import Declared
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.time.reading import inside
@@ -19,23 +19,6 @@ _FIELDS = {
     name: re.compile(rf'(?:\\22|\b){name}(?:\\22|\\?"|[=:\s])+(\d+)')
     for name in ("flops", "transcendentals", "bytes_accessed")
 }
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A kernel's cost, as its author says it.
-
-    Attributes:
-        flops: of its products.
-        transcendentals: exponentials and the like.
-        bytes: that it reads and writes; 0 where it does not say.
-        bits: of an element of the largest operand.
-    """
-
-    flops: float = 0.0
-    transcendentals: float = 0.0
-    bytes: int = 0
-    bits: int = 16
 
 
 def declared_of(hlo: Hlo, made: Instruction) -> Declared | None:

@@ -1,12 +1,11 @@
 """How XLA's emitters for GPUs lay a kernel out, by what the module says of it."""
 
+from jaxmem.cost.kernel import Access, Traffic
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.access import LARGE, SECTOR, Access
 from jaxmem.memory.time.in_turn import Reduction, heaps, reductions, sorted_rows, sums
 from jaxmem.memory.time.reading import elements_of, inside
-from jaxmem.memory.time.strides import strided
-from jaxmem.memory.time.traffic import Traffic
+from jaxmem.memory.time.strides import LARGE, SECTOR, strided
 from jaxmem.memory.time.triton import is_tiled, tiled
 
 _LOOP = 512  # elements of a loop's block: 128 threads, four each

@@ -8,9 +8,9 @@ keeps few processors busy, and each of them waits. Found in profiles of an H200.
 import math
 from dataclasses import dataclass
 
+from jaxmem.cost.kernel import Access
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.access import Access
 from jaxmem.memory.time.reading import elements_of, inside, numbers
 
 _SIDE = 32  # columns of a block, and rows that it takes at once

@@ -4,10 +4,10 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from jaxmem.cost.kernel import Product
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import HloArray, arrays_of
 from jaxmem.memory.time.reading import inside
@@ -17,38 +17,6 @@ _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _STARTED = 256  # keys in whose time a block of queries starts and ends; measured, H200
 _BIASED = 1.9  # times as long, where a bias or a mask is added to the logits; measured
 _MOST_TAPS = 2**24  # of an axis: beyond it all taps are taken for products
-
-
-@dataclass(frozen=True)
-class Product:
-    """`batch` products of [m, k] by [k, n].
-
-    Attributes:
-        batch: how many.
-        m: rows of the result.
-        n: columns of the result.
-        k: the axis that is summed over.
-        bits: of an element of the wider operand.
-        dtype: XLA's name of that operand's type.
-        library: whether cuBLAS or cuDNN does it.
-        spent: its time over that of a product by itself.
-        again: whether a library does it a second time, inside of another call.
-    """
-
-    batch: int
-    m: int
-    n: int
-    k: float  # of a convolution the mean number of its taps inside of the input
-    bits: int
-    dtype: str
-    library: bool = False
-    spent: float = 1.0
-    again: bool = False
-
-    @property
-    def flops(self) -> float:
-        """Multiplications and additions."""
-        return 2.0 * self.batch * self.m * self.n * self.k
 
 
 def products_of(hlo: Hlo, made: Instruction) -> Iterator[Product]:

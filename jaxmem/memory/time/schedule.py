@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxmem.chips import Rates
+from jaxmem.cost.kernel import Arithmetic, KernelWork
+from jaxmem.cost.links import links_of
+from jaxmem.cost.roofline import Bound, seconds
 from jaxmem.memory.buffers.collectives import KINDS, Collective, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.buffers.trips import trips
-from jaxmem.memory.time.arithmetic import Arithmetic, arithmetic_of
+from jaxmem.memory.time.arithmetic import arithmetic_of
 from jaxmem.memory.time.declared import declared_of
 from jaxmem.memory.time.emitters import access_of
-from jaxmem.memory.time.links import links_of
 from jaxmem.memory.time.products import called_targets, products_of
 from jaxmem.memory.time.reading import elements_of, inside, layout
-from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
 
 _NOTHING = frozenset(

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxmem.memory.time.roofline import Bound
+from jaxmem.cost.roofline import Bound
 
 _MOST = 400  # spans that are kept
 

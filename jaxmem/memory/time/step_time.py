@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxmem.chips import CHIPS, rates_of
+from jaxmem.cost.roofline import Bound
 from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
-from jaxmem.memory.time.roofline import Bound
 from jaxmem.memory.time.schedule import Timed, TimedKernel, timed
 from jaxmem.memory.time.spans import TimeSpan, spans_of
 from jaxmem.memory.time.text import table

@@ -9,7 +9,8 @@ from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.time.reading import elements_of, layout, numbers
 
 _MOVES = ("transpose", "reduce", "copy")  # the latter two by the layout of a result
-_LARGE = 2**18  # elements of an array that does not stay in the L1 cache
+LARGE = 2**18  # elements of an array that does not stay in the L1 cache
+SECTOR = 32  # bytes that a GPU fetches at least
 
 
 def strided(hlo: Hlo, made: Instruction, tiles: bool) -> int:
@@ -30,7 +31,7 @@ def strided(hlo: Hlo, made: Instruction, tiles: bool) -> int:
             continue
         seen.add((name, turned))
         if one.opcode == "parameter":
-            if turned and turned % 2 == 0 and elements_of(one.shape) >= _LARGE:
+            if turned and turned % 2 == 0 and elements_of(one.shape) >= LARGE:
                 found[name] = elements
             continue
         turned += one.opcode in _MOVES and _turns(hlo, one)

@@ -7,8 +7,8 @@ fusion reads twice counts once. What lies in a TPU's vector memory counts apart.
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from jaxmem.cost.kernel import Traffic
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of, elements_of
 
@@ -22,34 +22,6 @@ _WORKSPACE = re.compile(r"[su]8\[\d+\]")  # of which nobody knows how much is us
 _DEVICE = 0  # the memory space whose traffic counts
 _VECTOR = 1
 HOST = 5
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of a kernel in the memory of the chip, and in that of the host.
-
-    Attributes:
-        reads: (name of the operand, bytes) pairs.
-        written: bytes.
-        host: bytes that cross to or from the host's memory.
-        near: bytes read and written in a TPU's vector memory.
-    """
-
-    reads: tuple[tuple[str, int], ...]
-    written: int
-    host: int = 0
-    near: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """Read and written."""
-        return sum(size for _, size in self.reads) + self.written
-
-    def at_most(self, size: int) -> "Traffic":
-        """The same where a kernel moves no more than `size` bytes of its arrays."""
-        share = min(1.0, size / max(1, self.bytes))
-        reads = tuple((name, int(share * whole)) for name, whole in self.reads)
-        return Traffic(reads, int(share * self.written), self.host, self.near)
 
 
 def traffic_of(hlo: Hlo, made: Instruction) -> Traffic:

@@ -8,12 +8,12 @@ an H200.
 import math
 import re
 
+from jaxmem.cost.kernel import Access, Traffic
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.access import LARGE, SECTOR, Access
 from jaxmem.memory.time.in_turn import reductions
 from jaxmem.memory.time.reading import elements_of, inside
-from jaxmem.memory.time.traffic import Traffic
+from jaxmem.memory.time.strides import LARGE, SECTOR
 
 _SERIAL = 32  # elements of a thread, beyond which few blocks fit side by side
 _FULL = 3  # arrays of twice as many, which registers do not hold

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxmem import planning
-from jaxmem.ir.costs import MACHINES, fused_only
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import product_seconds
+from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import Aliases
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
 from jaxmem.planning.remat import least
@@ -52,6 +54,8 @@ class Ordered:
     # the equations that cost, and are done more than once
     recomputed: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()  # why it is not in order
+    # how the arrays of these equations are spread
+    spreads: Spreads = field(default_factory=Spreads, repr=False)
 
 
 class OrderOperations(Pass[OperationOrder, Ordered]):
@@ -67,7 +71,8 @@ class OrderOperations(Pass[OperationOrder, Ordered]):
 
     def describe(self, rewrite: Ordered, target: str) -> Description:
         once = [(eqn, 1) for eqn in rewrite.recomputed]
-        return Description(recomputed=recomputed(once, target), notes=rewrite.notes)
+        rows = recomputed(once, target, rewrite.spreads)
+        return Description(recomputed=rows, notes=rewrite.notes)
 
 
 def _ordered(level: Level, config: OperationOrder) -> Ordered:
@@ -93,7 +98,8 @@ def _in_planned_order(level: Level):
 
 def _repeated(level: Level, sequence: Sequence[int]):
     ops = _operations_of(level)
-    return Ordered(in_sequence(ops, sequence), tuple(_recomputed(ops, sequence)))
+    again = tuple(_recomputed(ops, sequence))
+    return Ordered(in_sequence(ops, sequence), again, spreads=ops.spreads)
 
 
 def _operations_of(level: Level, duplicates: bool | None = None) -> Operations:
@@ -126,7 +132,7 @@ def sequences(
     # operations are numbered as the graph of this chip has them, here and in the pass
     ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
     order = planning.order(ops.graph, time_limit=patience).operations
-    how = {"cost": _seconds(target), "effort": EFFORT, "time_limit": patience}
+    how = {"cost": _seconds(ops, target), "effort": EFFORT, "time_limit": patience}
     found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     return [
@@ -142,12 +148,17 @@ def recomputed_peak(
     tpu = is_tpu(target)
     written = with_dilated_inputs(closed, tpu)
     ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
-    return least.recomputed_peak(ops.graph, _seconds(target))
+    return least.recomputed_peak(ops.graph, _seconds(ops, target))
 
 
-def _seconds(target: str) -> Cost:
-    chip = MACHINES[target]
-    return planning.seconds(chip.narrow, chip.bandwidth)
+def _seconds(ops: Operations, target: str) -> Cost:
+    """Of an operation's products, or of what it moves if that takes longer."""
+    machine, seconds = CHIPS[target].machine, {}
+    for operation, at in zip(ops.graph.operations, ops.equations, strict=True):
+        eqns = (ops.closed.eqns[i] for i in at)
+        products = sum(product_seconds(eqn, machine, ops.spreads) for eqn in eqns)
+        seconds[operation] = max(products, operation.moved / machine.bandwidth)
+    return seconds.__getitem__
 
 
 # Of the temporaries as the step is written. The graph's own are off by less than a half

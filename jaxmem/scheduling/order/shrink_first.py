@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
-from jaxmem.ir.primitives import CHEAP
-from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
-from jaxmem.ir.shards import asked_by, of_spec
+from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.scans import LARGE, barrier, is_var
+from jaxmem.ir.shards import InputSpreads, asked_by, of_spec
 from jaxmem.scheduling._pass import Level, Pass
 
 _TIMES = 2  # a product makes much of little, or little of much, from this ratio on
@@ -41,11 +41,12 @@ class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
     def analyse(self, level: Level, config: ShrinkFirst) -> Iterator[Bodies]:
         if not config.enabled:
             return
+        spreads = spreads_in(level.jaxpr, level.spreads)
         bodies = {
             i: partial(_with_body, eqn, body)
             for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns)
-            if eqn.primitive.name == "scan" and is_transposed(eqn)
-            if (body := _fenced(eqn.params["jaxpr"])) is not None
+            if primitives.is_scan(eqn) and is_transposed(eqn)
+            if (body := _fenced(eqn.params["jaxpr"], spreads.body(eqn))) is not None
         }
         if bodies:
             yield bodies
@@ -58,10 +59,10 @@ def _with_body(eqn, body, values: Values) -> list[Any]:
     return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
 
 
-def _fenced(body):
+def _fenced(body, given: InputSpreads | None):
     """The body with its barriers; None where there are none."""
-    graph = JaxprGraph(body)
-    late = {i: partial(_after, i, first) for i, first in _waits(graph).items()}
+    graph, size = JaxprGraph(body), spreads_in(body, given).bytes_of
+    late = {i: partial(_after, i, first) for i, first in _waits(graph, size).items()}
     return done_otherwise(body, graph, late) if late else None
 
 
@@ -90,28 +91,23 @@ def _own(graph: JaxprGraph, i: int, first: Iterable[int]) -> list[Any]:
     return [v for v in every if _source(graph, v) not in shared] or every
 
 
-def _waits(graph: JaxprGraph) -> dict[int, list[int]]:
+def _waits(graph: JaxprGraph, size: Callable[[Any], int]) -> dict[int, list[int]]:
     """Product that makes much -> those that it is to wait for."""
-    dots = [i for i, e in enumerate(graph.eqns) if e.primitive.name == "dot_general"]
+    # `size`: bytes of a variable on one device
+    dots = [i for i, e in enumerate(graph.eqns) if primitives.is_dot(e)]
     reads = {i: _sources(graph, i) for i in dots}
-    small = [i for i in dots if _shrinks(graph.eqns[i]) and not _is_summed(graph, i)]
+    made = {i: size(graph.eqns[i].outvars[0]) for i in dots}
+    operands = {i: filter(is_var, graph.eqns[i].invars) for i in dots}
+    read = {i: max(map(size, atoms), default=0) for i, atoms in operands.items()}
+    small = [i for i in dots if read[i] >= max(LARGE, _TIMES * made[i])]
+    small = [i for i in small if not _is_summed(graph, i)]
     waits: dict[int, list[int]] = {}
-    for i in (i for i in dots if _grows(graph.eqns[i])):
+    for i in (i for i in dots if made[i] >= max(LARGE, _TIMES * read[i])):
         for k in (k for k in small if reads[i] & reads[k]):
             apart = k not in _before(graph, [i], waits)
             if apart and i not in _before(graph, [k], waits):
                 waits.setdefault(i, []).append(k)
     return waits
-
-
-def _grows(eqn) -> bool:
-    made = size_of(eqn.outvars[0])
-    return made >= max(LARGE, _TIMES * max(map(_bytes, eqn.invars)))
-
-
-def _shrinks(eqn) -> bool:
-    read = max(map(_bytes, eqn.invars))
-    return read >= max(LARGE, _TIMES * size_of(eqn.outvars[0]))
 
 
 def _is_summed(graph: JaxprGraph, i: int) -> bool:
@@ -127,14 +123,10 @@ def _is_summed(graph: JaxprGraph, i: int) -> bool:
             named = {name for names in of_spec(sharding, v) for name in names}
             sizes = sharding.mesh.shape.items()
             return any(size > 1 and name not in named for name, size in sizes)
-        if eqn.primitive.name not in CHEAP:
+        if not primitives.of(eqn).moves:
             return False
         (v,) = eqn.outvars
     return False
-
-
-def _bytes(atom) -> int:
-    return size_of(atom) if is_var(atom) else 0
 
 
 def _sources(graph: JaxprGraph, i: int) -> set[Any]:
@@ -143,7 +135,7 @@ def _sources(graph: JaxprGraph, i: int) -> set[Any]:
 
 
 def _source(graph: JaxprGraph, v: Any) -> Any:
-    while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
+    while v in graph.maker and primitives.of(graph.eqns[graph.maker[v]]).moves:
         v = graph.eqns[graph.maker[v]].invars[0]
     return v
 

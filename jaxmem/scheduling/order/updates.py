@@ -11,16 +11,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
+from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.ir.shards import WHOLE, InputSpreads, Spreads
-
-_UPDATE = ELEMENTWISE | frozenset(
-    "broadcast_in_dim reshape sharding_constraint squeeze transpose".split()
-)
 
 
 @dataclass
@@ -59,7 +55,8 @@ def in_order(closed, aliases: Mapping[int, int], given: InputSpreads | None = No
     spreads = spreads_in(closed, given) if found else WHOLE
     updates = [update for update in found if _is_in_place(update, spreads)]
     updates.sort(key=lambda u: u.ready)
-    ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, aliases)}
+    large = [u for u in updates if sum(map(spreads.bytes_of, u.outs)) >= LARGE]
+    ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, large, aliases)}
     if not ties:
         return closed
 
@@ -122,7 +119,7 @@ def _update(
         i = graph.maker.get(v)
         # a number may be read by every update: what it is made of is followed once
         followed = v.aval.ndim and not graph.is_given(v)
-        if i is not None and followed and graph.eqns[i].primitive.name in _UPDATE:
+        if i is not None and followed and _is_of_update(graph.eqns[i]):
             if i not in eqns:
                 eqns.add(i)
                 todo += filter(is_var, graph.eqns[i].invars)
@@ -158,13 +155,14 @@ def _reads_arrays(eqn) -> bool:
 
 
 def _ties(
-    graph: JaxprGraph, updates: Sequence[Update], aliases: Mapping[int, int]
+    graph: JaxprGraph,
+    updates: Sequence[Update],
+    large: Sequence[Update],
+    aliases: Mapping[int, int],
 ) -> Iterator[tuple[Update, Any]]:
-    """What the backward pass goes on with after each large update."""
+    """What the backward pass goes on with after each of the large updates."""
     inside = {i for u in updates for i in u.eqns}
-    for update in updates:
-        if sum(map(size_of, update.outs)) < LARGE:
-            continue
+    for update in large:
         rest = _rest(graph, update, updates, aliases) - inside
         for i in sorted(i for i in rest if i > update.ready):
             tie = [v for v in graph.eqns[i].invars if _flows(graph, v, update.ready)]
@@ -181,8 +179,13 @@ def _rest(graph: JaxprGraph, update: Update, updates, aliases) -> set[int]:
     return graph.cone([*later, *scans])
 
 
+def _is_of_update(eqn) -> bool:
+    known = primitives.of(eqn)
+    return known.elementwise or known.kind in (Kind.SHAPE, Kind.IDENTITY)
+
+
 def _by_scan(graph: JaxprGraph, v) -> bool:
-    return v in graph.maker and graph.eqns[graph.maker[v]].primitive.name == "scan"
+    return v in graph.maker and primitives.is_scan(graph.eqns[graph.maker[v]])
 
 
 def _flows(graph: JaxprGraph, v, now: int) -> bool:

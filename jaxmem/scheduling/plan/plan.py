@@ -11,12 +11,12 @@ import jax
 
 from jaxmem._checks import OneOf, from_plain
 from jaxmem.chips import CHIPS
-from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES
-from jaxmem.ir.host_traffic import host_traffic
+from jaxmem.cost.host_traffic import host_traffic
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
+from jaxmem.memory.report.donation import device_bytes
 from jaxmem.pages import SavedResult, body_of
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, Count
 from jaxmem.scheduling._passes import CONFIGS, Rewritten
@@ -26,7 +26,6 @@ from jaxmem.scheduling.plan.rows import (
     RecomputedOperation,
     RecomputedResidual,
     TiledRegion,
-    nbytes,
 )
 from jaxmem.scheduling.predict.prediction import predicted_peak
 from jaxmem.scheduling.search.compiles import Compared
@@ -111,7 +110,7 @@ class Plan(SavedResult):
     @property
     def host_seconds(self) -> float:
         """Seconds that the link to the host is busy, by the rate of the target."""
-        return self.host_traffic_bytes / MACHINES[self._chip].host
+        return self.host_traffic_bytes / CHIPS[self._chip].machine.host
 
     @property
     def _chip(self) -> str:
@@ -272,7 +271,7 @@ def make_plan(
         predicted_peak(rewritten.jaxpr, *about),
         result.fingerprint,
         description.offloaded_bytes,
-        sum(e.primitive.name == _BARRIER for e in jaxprs.walk(rewritten.jaxpr)),
+        sum(primitives.is_barrier(e) for e in jaxprs.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
         target,
@@ -286,18 +285,10 @@ def _choice(plain: Any, name: str) -> Choice:
     return Choice.from_dict(plain, CONFIGS, name)
 
 
-def _on_device(x) -> int:
-    """Bytes of one device's part of an argument."""
-    sharding = getattr(x, "sharding", None)
-    spread = isinstance(sharding, jax.sharding.Sharding)
-    shape = sharding.shard_shape(x.shape) if spread else x.shape
-    return nbytes(jax.ShapeDtypeStruct(shape, x.dtype))
-
-
 def undonated(arguments) -> str:
     """What it costs that no argument is donated, and what to do."""
     arrays = filter(jaxprs.is_array, jax.tree.leaves(arguments))
-    size = sum(map(_on_device, arrays))
+    size = sum(map(device_bytes, arrays))
     return (
         f"no argument is donated: of {format_bytes(size)} of arguments, what the step "
         "updates is there twice. Name the parameters and the optimizer state in "

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from jaxmem.chips import CHIPS, Machine
+from jaxmem.cost.equations import flops, recompute_seconds
 from jaxmem.ir import jaxprs
-from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
 from jaxmem.ir.part_marks import scopes_of
 from jaxmem.ir.shards import WHOLE, Spreads
 
@@ -160,20 +160,17 @@ def recomputed(
     equations: Iterable[tuple[Any, int]], target: str, spreads: Spreads = WHOLE
 ) -> tuple:
     """Rows of equations and how often each is run; `spreads`: over devices."""
-    return tuple(
-        _recomputed(eqn, times, spreads, MACHINES[target]) for eqn, times in equations
-    )
+    machine = CHIPS[target].machine
+    return tuple(_recomputed(eqn, times, spreads, machine) for eqn, times in equations)
 
 
 def _recomputed(
     eqn, times: int, spreads: Spreads, machine: Machine
 ) -> RecomputedOperation:
     aval, size = eqn.outvars[0].aval, spreads.bytes_of(eqn.outvars[0])
-    share = times / spreads.workers(eqn)
-    cost = share * (seconds(eqn, machine) or 0.0)
-    cost += times * sent(eqn, spreads) / machine.link
+    cost = times * (recompute_seconds(eqn, machine, spreads) or 0.0)
     path = scopes_of(eqn)
-    work = share * flops(eqn), cost
+    work = times * flops(eqn, spreads), cost
     name = eqn.primitive.name
     about = name, aval.shape, str(aval.dtype), path, times
     return RecomputedOperation(*about, *work, size)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxmem.scheduling.plan.plan import Plan
 
 HEAD = ("what", "bytes", "array", "where", "why")
-_SHORT = 1e-6  # seconds
+_SHORT = 1e-6  # seconds: 0.001 ms
 _SCALARS = 1e-3  # of what is sent: sums of scalars that XLA combines otherwise
 
 
@@ -133,7 +133,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Empty where it takes no longer than a launch."""
+    """Empty where it rounds to nothing."""
     return f"some {1e3 * seconds:.3g} ms longer" if seconds >= _SHORT else ""
 
 

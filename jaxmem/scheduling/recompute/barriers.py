@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, late_of
-from jaxmem.ir.scans import LARGE, is_var, size_of
+from jaxmem.ir.scans import LARGE, is_var
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
@@ -56,8 +56,9 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
         if not config.enabled or not has_both_passes(level):
             return
         graph = JaxprGraph(level.jaxpr)
-        if early := frozenset(i for i in late_of(graph) if _is_early(graph.eqns[i])):
-            yield early
+        early = (i for i in late_of(graph) if _is_early(level, graph.eqns[i]))
+        if found := frozenset(early):
+            yield found
         yield from _casts(level, graph)
 
     def apply(self, level: Level, rewrite: Checkpoints | Casts):
@@ -76,13 +77,13 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
         return Description(notes=(note,))
 
 
-def _is_early(eqn) -> bool:
+def _is_early(level: Level, eqn) -> bool:
     """Whether XLA may do the recomputation of a checkpoint before it is needed."""
-    if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
+    if not primitives.is_remat(eqn):
         return False
     if not eqn.params["differentiated"] or eqn.params["prevent_cse"]:
         return False
-    if not any(is_var(v) and size_of(v) >= LARGE for v in eqn.invars):
+    if not any(is_var(v) and level.size(v) >= LARGE for v in eqn.invars):
         return False
     # what XLA fuses into its readers is nowhere before they run
     inside = jaxprs.walk(jaxprs.bodies(eqn)[0])
@@ -111,18 +112,18 @@ def _casts(level: Level, graph: JaxprGraph) -> Iterator[Casts]:
     of_weights = {
         i
         for i, eqn in enumerate(graph.eqns)
-        if _is_narrowing(eqn) and eqn.invars[0] in arguments
+        if _is_narrowing(level, eqn) and eqn.invars[0] in arguments
     }
     found = weights_made_by(of_weights, pair)
     if not_kept(*found):
         yield found
 
 
-def _is_narrowing(eqn) -> bool:
+def _is_narrowing(level: Level, eqn) -> bool:
     """Whether an equation casts a large array to a narrower floating dtype."""
-    if eqn.primitive.name != "convert_element_type" or not is_var(eqn.invars[0]):
+    if not primitives.is_cast(eqn) or not is_var(eqn.invars[0]):
         return False
     before, after = (v.aval.dtype for v in (eqn.invars[0], eqn.outvars[0]))
     floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (before, after))
     narrower = floats and after.itemsize < before.itemsize
-    return narrower and size_of(eqn.outvars[0]) >= LARGE
+    return narrower and level.size(eqn.outvars[0]) >= LARGE

@@ -82,9 +82,7 @@ def in_parts(level: Level) -> tuple[Any, Pair] | None:
     jaxpr = made_apart(level.jaxpr, graph, left)
     graph = JaxprGraph(jaxpr)
     inside = partial(spreads_in, jaxpr, level.spreads)
-    # what a `cond` sends nobody can tell
-    sent = {id(e): 0.0 for e in graph.eqns if e.primitive.name == "cond"}
-    return jaxpr, replace(_pair(graph), inside=inside, _sent=sent)
+    return jaxpr, replace(_pair(graph), inside=inside)
 
 
 def _readers(graph: JaxprGraph) -> Iterator[tuple[Any, Any]]:

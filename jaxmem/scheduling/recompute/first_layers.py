@@ -20,8 +20,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem._checks import Range
-from jaxmem.chips import get_target
-from jaxmem.ir.costs import MACHINES
+from jaxmem.chips import CHIPS, get_target
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
@@ -29,7 +28,7 @@ from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.plan.rows import Description, gathered_again
 from jaxmem.scheduling.recompute.minimum_cut import (
-    PriceWithSends,
+    SpreadPrice,
     least,
     needed,
     price_at,
@@ -173,7 +172,7 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     def describe(self, rewrite: FirstLayersRewrite, target: str) -> Description:
         found = super().describe(rewrite, target)
         again = rewrite.gathered if _gathers_once(target) else ()
-        rows = (gathered_again(*one, MACHINES[target]) for one in again)
+        rows = (gathered_again(*one, CHIPS[target].machine) for one in again)
         return replace(found, recomputed=(*found.recomputed, *rows))
 
     def apply(self, level: Level, rewrite: FirstLayersRewrite):
@@ -213,11 +212,11 @@ def seconds_of_gathers(
     if not _gathers_once(target):
         return 0.0
     every = (one for r in rewrites(found, config, target) for one in r.gathered)
-    return sum(size * times for *_, size, times in every) / MACHINES[target].link
+    return sum(size * times for *_, size, times in every) / CHIPS[target].machine.link
 
 
 def _kept_less(
-    same: FirstLayersRewrite, price: PriceWithSends, layers: int
+    same: FirstLayersRewrite, price: SpreadPrice, layers: int
 ) -> FirstLayersRewrite | None:
     """What the first layers keep at a price; None where that is what all keep."""
     body, pair, wanted = same.body, same.pair, list(same.kept)

@@ -10,37 +10,42 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from jaxmem.ir.costs import MACHINES, fused_only, seconds
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import recompute_seconds
+from jaxmem.ir.communication import sent
+from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Spreads
 
-# of an equation; None: never recomputed
+# of an equation, in bytes of one device; None: never recomputed
 Price = Callable[[Any], float | None]
+# the same of an equation whose arrays are spread over devices
+SpreadPrice = Callable[[Any, Spreads], float | None]
 
 
-class PriceWithSends(Protocol):
-    """The same where devices send each other `sent` bytes to compute it."""
+def fused_alone(eqn, spreads: Spreads) -> float | None:
+    """A price at which only what costs next to nothing is recomputed."""
+    return fused_only(eqn, sent(eqn, spreads))
 
-    def __call__(self, eqn: Any, sent: float = 0.0) -> float | None: ...
 
-
-def price_at(rate: float | None, target: str) -> PriceWithSends:
+def price_at(rate: float | None, target: str) -> SpreadPrice:
     """What one would pay, in bytes, for not recomputing an equation."""
     # `rate`: bytes that one would rather keep than compute for a second on `target`; at
     # infinity, and with None, only what costs nothing is recomputed.
     if rate is None or math.isinf(rate):
-        return fused_only
-    chip = MACHINES[target]
+        return fused_alone
+    machine = CHIPS[target].machine
 
-    def price(eqn, sent: float = 0.0) -> float | None:
-        cost = seconds(eqn, chip)
-        return None if cost is None else (cost + sent / chip.link) * rate
+    def price(eqn, spreads: Spreads) -> float | None:
+        cost = recompute_seconds(eqn, machine, spreads)
+        return None if cost is None else cost * rate
 
     return price
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir.communication import gathered, sent
+from jaxmem.ir import primitives
+from jaxmem.ir.communication import gathered
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.part_marks import is_part
@@ -21,7 +22,8 @@ from jaxmem.ir.scans import is_on_host, is_var, split, xs_of
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.scheduling.recompute.minimum_cut import (
     Price,
-    PriceWithSends,
+    SpreadPrice,
+    fused_alone,
     least,
     needed,
     price_of,
@@ -66,8 +68,6 @@ class Pair:
     of_parts: bool = False
     # how the variables of the forward body are spread over devices, when asked
     inside: Callable[[], Spreads] = field(default=Spreads, compare=False, repr=False)
-    # identity of an equation of the forward body -> bytes that a device sends for it
-    _sent: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def free(self) -> set[Any]:
@@ -79,37 +79,18 @@ class Pair:
         """Bytes that a layer stacks on one device, for the backward scan alone."""
         return sum(map(self.inside().bytes_of, self.slots.values()))
 
-    def share(self, i: int) -> float:
-        """What part of the work of an equation of the forward body a device does."""
-        return 1 / self.inside().workers(self.body.eqns[i])
-
-    def sent(self, eqn) -> float:
-        """Bytes that a device sends to compute an equation of the forward body."""
-        if id(eqn) not in self._sent:
-            self._sent[id(eqn)] = sent(eqn, self.inside())
-        return self._sent[id(eqn)]
-
     def gathered(self, eqn) -> list[tuple[Any, float]]:
         """(operand, bytes) that a device sends to gather operands of a product."""
         return list(gathered(eqn, self.inside()))
 
     def is_paid(self, eqn) -> bool:
         """Whether recomputing an equation of the forward body costs something."""
-        return fused_only(eqn, self.sent(eqn)) is None
+        return fused_alone(eqn, self.inside()) is None
 
-    def priced(self, price: PriceWithSends) -> Price:
-        """A price of the equations of the forward body, with what they send."""
-        if self.inside().mesh is None:
-            return price
-        workers = self.inside().workers
-
-        # of one device, as bytes are; what it sends is of one already
-        def priced(eqn) -> float | None:
-            n = workers(eqn)
-            cost = price(eqn, n * self.sent(eqn))
-            return cost and cost / n
-
-        return priced
+    def priced(self, price: SpreadPrice) -> Price:
+        """A price of the equations of the forward body."""
+        inside = self.inside()
+        return lambda eqn: price(eqn, inside)
 
     def shards(self, v) -> int:
         """Over how many devices a variable of the forward body is spread."""
@@ -142,7 +123,7 @@ def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
     """
     graph = JaxprGraph(closed)
     for b, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
+        if not primitives.is_scan(eqn) or _compat.has_side_effects(eqn):
             continue
         made = (v for v in xs_of(eqn) if is_var(v) and v in graph.maker)
         for f in sorted({graph.maker[v] for v in made}):
@@ -154,11 +135,11 @@ def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
 
 def named(pair: Pair) -> dict[Any, str]:
     """Variables of the forward body that carry a `checkpoint_name`."""
-    eqns = (e for e in pair.body.eqns if e.primitive.name == "name")
+    eqns = (e for e in pair.body.eqns if primitives.is_named(e))
     return {e.outvars[0]: e.params["name"] for e in eqns}
 
 
-def cut_by_names(pair: Pair, price: PriceWithSends) -> Cut:
+def cut_by_names(pair: Pair, price: SpreadPrice) -> Cut:
     """The cheapest cut that keeps what has a name, and otherwise only what it must."""
     names = named(pair)
     own = pair.inside().kept_bytes_of
@@ -166,7 +147,7 @@ def cut_by_names(pair: Pair, price: PriceWithSends) -> Cut:
     return _cut(pair, pair.priced(price), (), size)
 
 
-def cut(pair: Pair, price: PriceWithSends, loop_carried: bool = True) -> Cut:
+def cut(pair: Pair, price: SpreadPrice, loop_carried: bool = True) -> Cut:
     """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
     priced = pair.priced(price)
     best = _cut(pair, priced, ())
@@ -199,7 +180,7 @@ def _inside(closed, given: InputSpreads | None, eqn) -> Spreads:
 
 
 def _is_forward_of(first, eqn) -> bool:
-    same = first.primitive.name == "scan" and not _compat.has_side_effects(first)
+    same = primitives.is_scan(first) and not _compat.has_side_effects(first)
     return (
         same
         and first.params["length"] == eqn.params["length"]

@@ -14,7 +14,6 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import (
@@ -31,7 +30,7 @@ from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Bytes, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
-from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, price_at
+from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, fused_alone, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
@@ -85,7 +84,7 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
 
 def rewrites(
     closed,
-    price: PriceWithSends = fused_only,
+    price: SpreadPrice = fused_alone,
     offload: int | None = None,
     given: InputSpreads | None = None,
 ) -> Iterator[PairRewrite]:
@@ -99,7 +98,7 @@ def rewrites(
 
 
 def rewrites_by_names(
-    closed, price: PriceWithSends, given: InputSpreads | None = None
+    closed, price: SpreadPrice, given: InputSpreads | None = None
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something is kept that has no name."""
     for pair in pairs(closed, given):

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.chips import CHIPS
+from jaxmem.cost.equations import seconds
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import InputSpreads
-from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, needed
+from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
 
@@ -115,7 +116,7 @@ def _of_sizes(pair: Pair, found: Cut, among: Iterable[Sizes]) -> Iterator[Segmen
 
 
 def segmented(
-    closed, price: PriceWithSends, sizes: Sizes, given: InputSpreads | None = None
+    closed, price: SpreadPrice, sizes: Sizes, given: InputSpreads | None = None
 ) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments of these sizes."""
     for pair in pairs(closed, given):
@@ -136,7 +137,7 @@ def _in_one(pair: Pair, found: Cut) -> Segments | None:
     own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
     carried = _carried(pair, kept)
     replayed = _replayed_by(pair, kept, carried)
-    known = all(seconds(e, MACHINES["cpu"]) is not None for e in replayed)
+    known = all(seconds(e, CHIPS["cpu"].machine) is not None for e in replayed)
     if not carried or not known or found.loop_carried:
         return None
     return Segments(PairRewrite(pair, *own), (pair.length,), carried, replayed)

@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MATMULS
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
+from jaxmem.ir.scans import barrier, is_var
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -31,7 +30,7 @@ from jaxmem.scheduling.plan.rows import (
     recomputed,
     residual,
 )
-from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier
@@ -47,8 +46,9 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
         v: None for v in reads if v in graph.maker and graph.maker[v] not in late
     }  # in the order of their readers
     early = [v for v in early if v not in graph.outputs]
-    least = _SMALL * sum(map(size_of, early))
-    large = {v for v in early if size_of(v) >= least and not _is_stack(graph, v)}
+    size = spreads_in(closed, given).bytes_of
+    least = _SMALL * sum(map(size, early))
+    large = {v for v in early if size(v) >= least and not _is_stack(graph, v)}
     free = {*graph.invars, *graph.outputs, *(v for v in early if v not in large)}
     if not large:
         return None
@@ -59,13 +59,13 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
 
 def _is_stack(graph: JaxprGraph, v) -> bool:
     """Whether a loop made it: loops are not run a second time."""
-    return graph.eqns[graph.maker[v]].primitive.name in LOOPS
+    return primitives.is_loop(graph.eqns[graph.maker[v]])
 
 
-def without_loops(price: PriceWithSends) -> PriceWithSends:
+def without_loops(price: SpreadPrice) -> SpreadPrice:
     """The same price, but loops are not run a second time."""
-    is_loop = lambda eqn: eqn.primitive.name in LOOPS
-    return lambda eqn, sent=0.0: None if is_loop(eqn) else price(eqn, sent)
+    is_loop = lambda eqn: primitives.is_loop(eqn)
+    return lambda eqn, spreads: None if is_loop(eqn) else price(eqn, spreads)
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,13 @@ def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
     others = {v for v in pair.slots.values() if v not in weights.values()}
     pair = replace(pair, slots=weights, inputs=pair.inputs | others)
     eqns = {id(pair.body.eqns[i]) for i in free}
-    return pair, cut(pair, lambda eqn, sent=0.0: 0.0 if id(eqn) in eqns else None)
+    return pair, cut(pair, lambda eqn, spreads: 0.0 if id(eqn) in eqns else None)
 
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:
     """Whether a product reads it: moments of few bits are read where they are made."""
-    users = (graph.eqns[i].primitive.name for i in graph.users.get(v, ()))
-    return any(name in MATMULS for name in users)
+    users = (graph.eqns[i] for i in graph.users.get(v, ()))
+    return any(map(primitives.is_product, users))
 
 
 def not_kept(pair: Pair, found: Cut) -> list[Any]:

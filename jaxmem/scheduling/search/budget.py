@@ -26,17 +26,18 @@ from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
     best_of,
+    by_peak,
     progress_of,
     trial_of,
     unreachable,
 )
 from jaxmem.scheduling.search.tiled_front import cuts_of
+from jaxmem.scheduling.search.traced_step import OFF
 
 _SHRINK_FIRST = ShrinkFirst(enabled=True)
 _TRIES = 4  # compiles for the number of layers
 _FINER = 0.5  # of the slack: it is tried in more layers for less than other candidates
 _BETTER = 6  # compiles for candidates above the first that was found to fit
-_NEAR = 1.1  # of the budget: a prediction may be wrong by that much
 _SHRINKING = 1.3  # of the budget: what products that wait for others may gain
 _CLOSE = 0.97  # of the budget: near enough
 _LAST = 3  # candidates of the least prediction, where that is one of tiles
@@ -62,6 +63,7 @@ class BudgetSearch:
     peaks: dict[int, float] = field(default_factory=dict)
     rest: float | None = None  # a peak less the bytes kept, as another front had it
     slack: float = 0.0  # seconds that are not worth another compile
+    audit: bool = True  # whether what the compiler made of a choice is looked at
     most: float = math.inf  # compiles, once something has been found to fit
     # seconds in which devices gather weights once more in first layers
     gathers: Callable[[FirstLayers], float] = lambda config: 0.0
@@ -98,7 +100,7 @@ class BudgetSearch:
             fit = (i for i, peak in self.peaks.items() if peak <= self.budget)
             fits = min(fit, default=fits)
         if fits == len(self.candidates):
-            raise unreachable(self.budget, min(self.tried, key=lambda t: t.peak))
+            raise unreachable(self.budget, min(self.tried, key=by_peak))
         return fits
 
     def _explore(self) -> None:
@@ -147,7 +149,7 @@ class BudgetSearch:
             above = max((i for i in unfit if i < fits), default=-1)
             if above + 1 == fits or self._gain(above + 1, fits) <= self.slack:
                 break
-            narrowly = self._expected(fits - 1) <= _NEAR * self.budget
+            narrowly = self._expected(fits - 1) <= OFF * self.budget
             wasteful = self.peaks[fits] < _CLOSE * self.budget
             if not (narrowly or wasteful):
                 break
@@ -218,7 +220,8 @@ class BudgetSearch:
             raise _Enough
         self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
         self.ahead([choice, *self._following()])
-        self.tried.append(trial_of(choice, self.compile(choice), expected, seconds))
+        known = expected, seconds, self.audit
+        self.tried.append(trial_of(choice, self.compile(choice), *known))
         return self.tried[-1].peak
 
     def _following(self) -> list[Choice]:

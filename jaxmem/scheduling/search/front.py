@@ -10,10 +10,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.chips import CHIPS
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.branches import InBranches
@@ -112,7 +111,7 @@ def _lowest(space: SearchSpace) -> float:
     """The rate below which nothing is recomputed, since sending it away is faster."""
     if not space.offload:
         return _LOWEST
-    rate = MACHINES[space.target].host / 2  # there and back
+    rate = CHIPS[space.target].machine.host / 2  # there and back
     # the link is busy: it is faster to recompute until it is done
     while _LOWEST < rate and _candidate(space, rate / _STEP).seconds < space.waiting:
         rate /= _STEP
@@ -189,7 +188,7 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
         for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
         for v in found.variables
     ]
-    host = MACHINES[space.target].host
+    host = CHIPS[space.target].machine.host
     for size in sorted({size for size, _ in kept}, reverse=True):
         gone = round(sum(s * rows for s, rows in kept if s >= size))
         sent = replace(candidate.choice.get(Recompute), offload=size)
@@ -212,13 +211,11 @@ def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
     kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
-    machine = MACHINES[space.target]
-    cost = partial(seconds, machine=machine)
+    seconds = price_at(1.0, space.target)
     times = (
-        pair.length * (own + pair.sent(pair.body.eqns[i]) / machine.link)
+        pair.length * (price_of(pair.body, i, pair.priced(seconds)) or 0.0)
         for pair, found in cuts
         for i in found.recomputed
-        for own in [pair.share(i) * (price_of(pair.body, i, cost) or 0.0)]
     )
     choice = Choice(space.target, (Recompute(rate, space.named),))
     if space.is_unrolled:

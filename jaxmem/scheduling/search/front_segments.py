@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem.chips import CHIPS, Machine
+from jaxmem.cost.equations import flops, recompute_seconds
 from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
@@ -41,7 +41,7 @@ def _of_any_size(
     space: SearchSpace, candidates: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """What each candidate is in segments, of all sizes at which something is saved."""
-    machine = MACHINES[space.target]
+    machine = CHIPS[space.target].machine
     for candidate in candidates:
         rate = candidate.choice.get(Recompute).rate
         price = price_at(rate, space.target)
@@ -86,9 +86,8 @@ def _work(
 ) -> np.ndarray:
     total = np.zeros(2)
     for eqn, n in eqns:
-        share = n / spreads.workers(eqn)
-        total += share * (seconds(eqn, machine) or 0.0), share * flops(eqn)
-        total[0] += n * sent(eqn, spreads) / machine.link
+        total[0] += n * (recompute_seconds(eqn, machine, spreads) or 0.0)
+        total[1] += n * flops(eqn, spreads)
     return total
 
 

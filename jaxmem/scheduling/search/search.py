@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxmem.ir.costs import MACHINES
-from jaxmem.ir.host_traffic import waiting_for_host
+from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
@@ -37,6 +37,7 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     SearchResult,
     best_of,
+    by_peak,
     progress_of,
     trial_of,
     unreachable,
@@ -44,15 +45,14 @@ from jaxmem.scheduling.search.result import (
 )
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
-from jaxmem.scheduling.search.traced_step import TracedStep
+from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
-_FAR = 1.1  # of the budget: what is predicted above it will not fit
-_LESS = 0.95  # of the seconds: for more, segments are not looked at
-_CLEARLY = 0.2  # of the own seconds: what products done twice must save. Chosen: a loop
-# is priced by rates that no device has confirmed, and a product more is certain.
+# Of the own seconds: what products done twice must save. A predicted step is off by up
+# to a tenth (`jaxmem.memory.StepTime`), so that two of them differ by twice that.
+_CLEARLY = 0.2
 _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _REFUSED = 0.05  # of the budget, by which to stay below what was refused at the end
 _CONFIRMED = 4  # compiles to the end for one budget
@@ -72,19 +72,21 @@ def search(
     offload: bool = False,
     most: float | None = None,
     tile: bool = False,
+    audit: bool = True,
 ) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least."""
     # Without a budget nothing that costs anything is recomputed. `named`: only what has
     # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
-    # memory. `tile`: regions may be run in tiles. After `most` seconds, or when
-    # interrupted, it is the best so far.
+    # memory. `tile`: regions may be run in tiles. `audit`: no choice is taken in whose
+    # module something is found. After `most` seconds, or when interrupted, it is the
+    # best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
     products = None
     while True:
         compiles = Compiles(step.begin, deadline, products)
-        run = SearchRun(step, budget, tell, compiles, named, offload, tile)
+        run = SearchRun(step, budget, tell, compiles, named, offload, tile, audit)
         try:
             best = run.best()
             _check_findings(best)
@@ -124,6 +126,7 @@ class SearchRun:
     named: bool = False
     offload: bool = False
     tile: bool = False
+    audit: bool = True  # whether what the compiler made of a choice is looked at
     # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
@@ -192,13 +195,13 @@ class SearchRun:
     def _least_settled(self) -> ReportedTrial:
         """The least of what was tried, all that may be it compiled to the end."""
         best, seen = None, set()
-        for one in sorted(self.tried, key=lambda t: t.peak):
+        for one in sorted(self.tried, key=by_peak):
             if best is not None and one.peak >= best.peak:
                 break
             if one.peak not in seen:  # of those that are alike to the byte, the first
                 seen.add(one.peak)
                 found = self._settled(one)
-                best = min(found, best or found, key=lambda t: t.peak)
+                best = min(found, best or found, key=by_peak)
         assert best is not None
         return best
 
@@ -230,7 +233,8 @@ class SearchRun:
     def _settled(self, found: ReportedTrial) -> ReportedTrial:
         self.tell(f"compile to the end{progress_of(found)}")
         report = self.compiles.settled(found.choice)
-        best = trial_of(found.choice, report, found.predicted, found.seconds)
+        known = found.predicted, found.seconds, self.audit
+        best = trial_of(found.choice, report, *known)
         self.tried = [best if t.choice == best.choice else t for t in self.tried]
         return best
 
@@ -245,7 +249,7 @@ class SearchRun:
     def _space(self) -> SearchSpace:
         lists = () if self.named else self._first.lists
         target = self.step.target
-        about = self._first.unordered, MACHINES[target], self.step.spreads
+        about = self._first.unordered, CHIPS[target].machine, self.step.spreads
         waiting = waiting_for_host(*about)
         how = self.named, self.offload, waiting, self._first.branches
         return space_of(self._first.pairs, lists, target, *how)
@@ -283,7 +287,8 @@ class SearchRun:
             best = best_of(self.tried, self.limit)
             self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
             self.compiles.ahead(choices[i : i + 2])
-            self.tried.append(trial_of(choice, self.compiles(choice)))
+            report = self.compiles(choice)
+            self.tried.append(trial_of(choice, report, audit=self.audit))
             yield self.tried[-1]
 
     def _search(self, limit: float) -> ReportedTrial:
@@ -316,7 +321,7 @@ class SearchRun:
         self._front = partial(front, self.step, candidates)
         # what surely fits, by what the first one took
         above = best.peak - self.step.predicted(best.choice)
-        few = self._front(self.limit / _FAR - above)
+        few = self._front(self.limit / OFF - above)
         self._parts = partial(in_micro_batches, self.step)
         self._tiled = any(c.choice.get(Tiles) != Tiles() for c in few)
         fronts = [few, self._front, self._heads, self._segments]
@@ -354,6 +359,7 @@ class SearchRun:
         self._looked_at = candidates
         how = self._space.layers, int(self.limit), self.compiles, self.tell
         more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": most}
+        more["audit"] = self.audit
         space = self._space
         more["gathers"] = lambda c: seconds_of_gathers(space.scans, c, space.target)
         about = candidates, *how, self._can_shrink_first, self.tried, known
@@ -374,7 +380,7 @@ class SearchRun:
             return best
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
-        best = self._better(best, self._segments(_LESS * best.seconds, work))
+        best = self._better(best, self._segments(best.seconds - self._slack, work))
         most = best.seconds - _CLEARLY * self.step.own_seconds()
         best = self._better(best, self._heads(most) if most > 0 else [])
         return self._or_in_parts(best)
@@ -424,7 +430,7 @@ class SearchRun:
 
     def _in_few_parts(self) -> list[Candidate]:
         """Candidates in as few micro-batches as are predicted to fit."""
-        room = self.limit / _FAR - self._above
+        room = self.limit / OFF - self._above
         return self._noted(self._parts(room, below=self._least_peak))
 
     def _in_many_parts(self) -> list[Candidate]:
@@ -475,11 +481,11 @@ class SearchRun:
         if not choice.get(OperationOrder).planned:
             return False
         there, peak = self.step.sizes_of(self._first.unordered)
-        if there + peak <= _FAR * limit:
+        if there + peak <= OFF * limit:
             return False
         base = self._behind_barriers or Choice(self.step.target)  # most likely the best
         least = self._sequences(base)[0].bytes
-        return there + least > _FAR * limit and least > _ALIKE * peak
+        return there + least > OFF * limit and least > _ALIKE * peak
 
     def _sequences(self, base: Choice) -> list[Candidate]:
         if base not in self._found:

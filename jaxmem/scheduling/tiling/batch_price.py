@@ -1,17 +1,18 @@
 """What it costs to run a step in micro-batches: seconds beyond those of the step.
 
-By the price of all parts (`price`), over the equations of the step and of the loops in
-it: weights are read by every part, the float32 sums of gradients are read and written
-by each, and every kernel is started `n` times.
+By the price of all parts (`cost.parts`), over the equations of the step and of the
+loops in it: weights are read by every part, the float32 sums of gradients are read and
+written by each, and every kernel is started `n` times.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from jaxmem.cost.parts import Price, Work, total
+from jaxmem.ir.scans import iterations
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
-from jaxmem.scheduling.tiling.price import Price, Work, total
 
 
 class _Both(NamedTuple):
@@ -53,9 +54,9 @@ def _of(eqn, found: PartTreatment | None, n: int, price: Price) -> _Both:
     if found is None:
         return _Both(price.alike(eqn), price.alike(eqn))
     if found.inner:
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         # one branch of a `cond` is taken, and nobody knows which
-        return max(_of_body(eqn, body, n, price) for body in found.inner).times(times)
+        most = max(_of_body(eqn, body, n, price) for body in found.inner)
+        return most.times(iterations(eqn))
     ins, outs = _axes(found.ins), _axes(found.outs)
     if all(axis is None for axis in (*ins, *outs)):
         n = 1  # on terms of sums: each part does it with whole arrays

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem.cost.live_bytes import LiveBytes
+from jaxmem.cost.parts import summed_size
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import size_of
@@ -13,9 +15,7 @@ from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.plan.rows import WHOLE_STEP, TiledRegion
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_price import seconds
-from jaxmem.scheduling.tiling.live_bytes import LiveBytes
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
-from jaxmem.scheduling.tiling.sums import summed_size
 
 
 def row_of(batch: Batch, target: str) -> TiledRegion:

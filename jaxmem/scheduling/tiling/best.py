@@ -1,16 +1,12 @@
 """Which region of a list of equations pays, and in how many parts."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from jaxmem.ir.scans import size_of
-from jaxmem.scheduling.tiling.list_regions import Found, ListRegions
-from jaxmem.scheduling.tiling.regions import inner
+from jaxmem.scheduling.tiling.list_regions import ALIKE, Found, ListRegions
+from jaxmem.scheduling.tiling.regions import RegionGraph, inner
 
-_MUCH = 0.95  # of the bytes with fewer parts: more parts must take less than that
-_ALIKE = 0.05  # of what is alive: savings that differ by less are alike
 _NOTHING = 1e-4  # seconds: less is not told from none
 _FEWER = 0.8  # of the seconds in so many parts at once: what two loops may take
 _MOST = 1024  # parts
@@ -51,18 +47,18 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
             # none of what is too large may stand whole at their border
             outers = [one for one in outers if large <= inner(graph, one.region)]
             # cheap parts, and parts of them, where that is less than so many at once
-            times = [(_of_both(graph.eqns, one, first), one) for one in outers]
+            times = [(_of_both(graph, one, first), one) for one in outers]
             least, outer = min(times, key=lambda pair: pair[0], default=(0.0, first))
             return outer if least <= _FEWER * first.seconds else first
-        if chosen is None or first.figures.after < _MUCH * chosen.figures.after:
+        if chosen is None or first.figures.after < (1 - ALIKE) * chosen.figures.after:
             chosen = first
         cheap += [first] if further else []
     return chosen
 
 
-def _of_both(eqns: Sequence[Any], outer: Found, inner: Found) -> float:
+def _of_both(graph: RegionGraph, outer: Found, inner: Found) -> float:
     """Seconds of tiles inside of tiles: only sums that the outer ones cut are less."""
-    size = lambda i: size_of(eqns[i].outvars[0])
+    size = lambda i: graph.size(graph.eqns[i].outvars[0])
     summed = [i for i in inner.region.eqns if inner.region.is_sum(i)]
     region = outer.region
     cut = (i for i in summed if i in region.eqns and not region.is_sum(i))
@@ -82,7 +78,7 @@ def _largest_gain(found: list[Found]) -> Found:
     """Of those that save about as much the one that costs clearly least."""
 
     def value(one: Found):
-        gain = int(one.figures.gain / (_ALIKE * one.figures.before))
+        gain = int(one.figures.gain / (ALIKE * one.figures.before))
         cost = round(math.log2(one.seconds + _NOTHING))
         return gain, -cost, one.figures.inside, len(one.region.eqns)
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jaxmem.cost.live_bytes import LiveBytes
+from jaxmem.ir import primitives
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
-from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
 from jaxmem.scheduling.tiling.loop import tiled
-from jaxmem.scheduling.tiling.price import seconds
+from jaxmem.scheduling.tiling.price import Figures, figures_of, seconds
 from jaxmem.scheduling.tiling.regions import (
     Region,
     RegionGraph,
@@ -21,7 +22,9 @@ from jaxmem.scheduling.tiling.regions import (
 _SEEDS = 4  # the largest arrays, from which regions are looked for
 # of the seed's size: arrays from which operations are tied to it
 _LARGE, _SMALL = 4, 16
-_GAIN = 0.05  # of what is alive: a region that saves less is not worth a loop
+# Of what is alive: less is not told from nothing. Predicted peaks are further off on a
+# quarter of the steps of `benchmarks.predict`.
+ALIKE = 0.05
 _LIKE = 0.9  # of the bytes in other parts: what is in cheaper ones
 
 
@@ -81,8 +84,8 @@ class ListRegions:
             # what is elementwise only, XLA fuses: an optimizer's update, in place
             if not has_product(self.graph, region):
                 continue
-            figures = self._live.of(region)
-            if figures.gain > _GAIN * figures.before:
+            figures = figures_of(self._live, region)
+            if figures.gain > ALIKE * figures.before:
                 about = self.target, self.graph.spreads
                 cost = seconds(self.graph.eqns, region, *about)
                 yield Found(region, seed, figures, cost)
@@ -117,8 +120,9 @@ class ListRegions:
 def _is_seed(graph: RegionGraph, i: int) -> bool:
     """Whether regions are looked for from what an equation makes."""
     # not from masks, which have the axes of what they are for, nor from what was there
-    name = graph.eqns[i].primitive.name
-    return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
+    eqn = graph.eqns[i]
+    other = primitives.is_scan(eqn) or primitives.is_update(eqn)
+    return not other and i not in graph.drawn
 
 
 def _parts(size: int, count: int, exactly: bool) -> int | None:

@@ -1,100 +1,52 @@
-"""What parts cost: seconds on one device beyond those of the equations as they are.
+"""What a region of a list of equations saves in tiles, and what it costs."""
 
-Tiles, heads over the vocabulary and micro-batches compete in one search, by this one
-roofline: a kernel takes its arithmetic or its bytes, whichever is longer, of what one
-device has. Of the bytes, what the parts share is read by each of them (weights), and a
-running sum is read and written by each, in float32: a product of few rows takes as long
-as its weights or its sum. Kernels are queued while others run, so their starts count
-where they take longer than what they start. What is fused into its reader moves through
-the chip once, whether in parts or not.
-"""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import numpy as np
 
-from jaxmem.ir.costs import MACHINES, flops, is_fused
-from jaxmem.ir.costs import seconds as seconds_of
-from jaxmem.ir.jaxprs import bodies
-from jaxmem.ir.propagation import on_device
-from jaxmem.ir.scans import is_var
+from jaxmem.cost.live_bytes import LiveBytes
+from jaxmem.cost.parts import Price, sum_bytes, total
+from jaxmem.ir import primitives
 from jaxmem.ir.shards import WHOLE, Spreads
-from jaxmem.scheduling.tiling.regions import Region
-from jaxmem.scheduling.tiling.sums import sum_bytes
-
-Axes = Sequence[int | None]  # along which arrays are cut; None for what is whole
-
-
-class Work(NamedTuple):
-    """Kernels on one device: their seconds, and how many they are."""
-
-    seconds: float = 0.0
-    kernels: int = 0
-
-    def times(self, count: int) -> "Work":
-        return Work(count * self.seconds, count * self.kernels)
-
-
-def total(works: Iterable[Work]) -> Work:
-    found = list(works)
-    return Work(sum(w.seconds for w in found), sum(w.kernels for w in found))
+from jaxmem.scheduling.tiling.regions import Region, inner
 
 
 @dataclass(frozen=True)
-class Price:
-    """What equations and their parts take.
+class Figures:
+    """Bytes that a region needs on one device.
 
     Attributes:
-      target: the chip's name, one of `jaxmem.targets()`.
-      spreads: how the equations' arrays are spread over devices.
+      inside: the most that is alive at one time of arrays that only the region has.
+      before: the most that is alive at one time, of all arrays, while the region runs.
+      after: the same with the region in parts.
     """
 
-    target: str
-    spreads: Spreads = field(default_factory=Spreads)
+    inside: int
+    before: int
+    after: int
 
-    def whole(self, eqn) -> Work:
-        """An equation as it is."""
-        return self.part(eqn, (None,) * len(eqn.invars), (0,) * len(eqn.outvars), 1)
+    @property
+    def gain(self) -> int:
+        return self.before - self.after
 
-    def part(self, eqn, ins: Axes, outs: Axes, n: int) -> Work:
-        """One of `n` parts of it; an output that is cut nowhere is a running sum."""
-        if is_fused(eqn):
-            return Work()
-        moved = sum(
-            self.spreads.bytes_of(v) / (1 if axis is None else n)
-            for v, axis in zip(eqn.invars, ins, strict=True)
-            if is_var(v)
-        )
-        for v, axis in zip(eqn.outvars, outs, strict=True):
-            if axis is None:  # read and written
-                moved += 2 * sum_bytes(eqn, v, self.spreads)
-            else:
-                moved += self.spreads.bytes_of(v) / n
-        arithmetic = self._arithmetic(eqn) / n / self.spreads.workers(eqn)
-        return Work(max(arithmetic, moved / MACHINES[self.target].bandwidth), 1)
 
-    def alike(self, eqn) -> Work:
-        """An equation that each part does as the step does."""
-        return Work(0.0 if is_fused(eqn) else self.seconds(eqn), not is_fused(eqn))
-
-    def seconds(self, eqn) -> float:
-        """Of an equation and the loops in it, on one device."""
-        machine = MACHINES[self.target]
-        return on_device(eqn, self.spreads, lambda e: seconds_of(e, machine))
-
-    def longer(self, whole: Work, loops: Iterable[Work], n: int) -> float:
-        """What `n` iterations of these loops take longer than the whole."""
-        launch = MACHINES[self.target].launch
-        # one launch more for a loop's own counter and condition
-        each = (max(w.seconds, launch * (1 + w.kernels)) for w in loops)
-        return max(0.0, n * sum(each) - max(whole.seconds, launch * whole.kernels))
-
-    def _arithmetic(self, eqn) -> float:
-        machine = MACHINES[self.target]
-        if bodies(eqn):  # a loop: its own operations
-            return seconds_of(eqn, machine) or 0.0
-        narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
-        return flops(eqn) / (machine.narrow if narrow else machine.wide)
+def figures_of(live: LiveBytes, region: Region) -> Figures:
+    """What a region needs whole, and in its parts."""
+    at = sorted(region.eqns)
+    own = inner(live.graph, region)
+    inside = live.profile({v: s for v, s in live.sizes.items() if v in own})
+    less = inside * (1 - 1 / region.n)
+    more = np.zeros(live.count)
+    for i in filter(region.is_sum, at):  # carried from the first part on
+        (v,) = live.graph.eqns[i].outvars
+        total = sum_bytes(live.graph.eqns[i], v, live.spreads)
+        more[at[0] : i] += total
+        more[i : live.death[v]] += total - live.sizes[v]
+    after = live.whole - less + more
+    figures = inside[at].max(), live.whole[at].max(), after[at].max()
+    return Figures(*map(int, figures))
 
 
 def seconds(
@@ -122,7 +74,7 @@ def seconds(
 
 def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
     """What draws random bits in a region that others outside of it draw too."""
-    draws = {i for i, e in enumerate(eqns) if e.primitive.name == "random_bits"}
+    draws = {i for i, e in enumerate(eqns) if primitives.is_random_bits(e)}
     of = lambda i: (eqns[i].invars[0], str(eqns[i].params))
     outside = set(map(of, draws - region.eqns))
     return [eqns[i] for i in draws & region.eqns if of(i) in outside]

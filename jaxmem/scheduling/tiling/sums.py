@@ -8,13 +8,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem.cost.parts import wide
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.shards import Spreads
+
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop, and it is there twice.
-MOVES = frozenset({"transpose", "convert_element_type", "neg"})
+def is_move(eqn) -> bool:
+    """Whether it is done to each part of a sum."""
+    return primitives.is_cast(eqn) or turns(eqn)
+
+
+def turns(eqn) -> bool:
+    """Whether it transposes or negates, and leaves the dtype."""
+    return eqn.primitive.name in ("transpose", "neg")
 
 
 def moves_behind(
@@ -35,29 +43,11 @@ def moves_behind(
         (k,) = graph.users[v]
         (out, *_) = graph.eqns[k].outvars
         floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
-        if k in others or graph.eqns[k].primitive.name not in MOVES or not floating:
+        if k in others or not is_move(graph.eqns[k]) or not floating:
             break
         found.append(k)
         v = out
     return found, v
-
-
-def wide(dtype):
-    """The type in which parts of a sum are added."""
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.dtype("float32") if narrow else dtype
-
-
-def summed_size(v) -> int:
-    """Bytes of a variable while parts are added to it, on all devices together."""
-    return elements(v.aval.shape) * wide(v.aval.dtype).itemsize
-
-
-def sum_bytes(eqn, v, spreads: Spreads) -> float:
-    """Bytes on one device of what the parts of an equation are added to."""
-    # a product's sum is whole until it is scattered over the devices it is summed over
-    partial = spreads.partial_bytes(eqn) / max(1, spreads.bytes_of(v))
-    return summed_size(v) / spreads.shards(v) * max(1, partial)
 
 
 def constant(aval, value, dtype):
@@ -88,6 +78,11 @@ def _highest(dtype):
         return True
     floating = jnp.issubdtype(dtype, jnp.floating)
     return jnp.inf if floating else jnp.iinfo(dtype).max
+
+
+def is_arithmetic(combine: str) -> bool:
+    """Whether what combines parts works on numbers, and not on their bits."""
+    return combine in _NEUTRAL and not combine.startswith("bitwise")
 
 
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {

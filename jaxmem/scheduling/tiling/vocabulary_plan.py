@@ -5,11 +5,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmem.cost.live_bytes import LiveBytes
+from jaxmem.cost.parts import Price, Work, sum_bytes, total
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shards import Names, Spreads
-from jaxmem.scheduling.tiling.live_bytes import LiveBytes
-from jaxmem.scheduling.tiling.price import Price, Work, total
-from jaxmem.scheduling.tiling.sums import sum_bytes
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
 LEAST_WORDS = 256  # of a block: a smaller product leaves most of a chip idle

@@ -3,8 +3,9 @@
 import pytest
 
 from jaxmem.chips import rates_of
+from jaxmem.cost.kernel import Declared
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.time.declared import Declared, declared_of
+from jaxmem.memory.time.declared import declared_of
 from jaxmem.memory.time.schedule import timed
 from jaxmem.memory.time.step_time import step_time
 from tests.memory.time import modules

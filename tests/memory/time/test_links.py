@@ -3,8 +3,8 @@
 import pytest
 
 from jaxmem.chips import rates_of
+from jaxmem.cost.links import links_of
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.time.links import links_of
 from jaxmem.memory.time.schedule import timed
 from tests.memory.time import modules
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem.ir.costs import flops
+from jaxmem.cost.equations import flops
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.products import products_of
 from tests.memory.time import modules

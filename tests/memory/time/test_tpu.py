@@ -6,12 +6,10 @@ import pytest
 
 from benchmarks import time
 from jaxmem.chips import rates_of
+from jaxmem.cost.kernel import Arithmetic, KernelWork, Product, Traffic
+from jaxmem.cost.roofline import product_seconds, seconds
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.time.arithmetic import Arithmetic
-from jaxmem.memory.time.products import Product
-from jaxmem.memory.time.roofline import KernelWork, product_seconds, seconds
 from jaxmem.memory.time.schedule import timed
-from jaxmem.memory.time.traffic import Traffic
 from tests.memory.time import modules
 
 V5E = rates_of("tpu-v5e")
@@ -162,3 +160,54 @@ def test_an_asynchronous_copy_moves_what_it_copies_once():
     )
     (kernel,) = kernels(entry)
     assert kernel.bytes == 16 * 2**20
+
+
+# libtpu's form of an all-gather that goes on while fusions of products run
+GATHERED = "bf16[4096,8192]{1,0}"
+ENDS = tuple(
+    modules.computation(
+        f"f.{at}",
+        "%p = bf16[512,8192]{1,0} parameter(0)\n"
+        f"%g.{at} = {GATHERED} all-gather(%p), channel_id=7, "
+        "replica_groups=[1,8]<=[8], dimensions={0}, use_global_device_ids=true\n"
+        f"ROOT %c.{at} = {GATHERED} custom-call(%g.{at}), "
+        f'custom_call_target="AsyncCollective{at}"',
+    )
+    for at in ("Start", "Done")
+)
+PRODUCT = modules.computation(
+    "f.product",
+    "%l = bf16[8192,8192]{1,0} parameter(0)\n%r = bf16[8192,8192]{1,0} parameter(1)\n"
+    "ROOT %m = bf16[8192,8192]{1,0} convolution(%l, %r), dim_labels=bf_io->bf",
+)
+
+
+@pytest.mark.parametrize("products", [0, 1, 8])
+def test_a_collective_in_fusions_runs_beside_the_products_between(products):
+    between = "".join(
+        f"%k{i} = bf16[8192,8192]{{1,0}} fusion(%w, %w), kind=kOutput, "
+        "calls=%f.product\n"
+        for i in range(products)
+    )
+    entry = (
+        "%x = bf16[512,8192]{1,0} parameter(0)\n"
+        "%w = bf16[8192,8192]{1,0} parameter(1)\n"
+        f"%s = {GATHERED} fusion(%x), kind=kCustom, calls=%f.Start\n{between}"
+        f"ROOT %d = {GATHERED} fusion(%x), kind=kCustom, calls=%f.Done"
+    )
+    text = modules.text(entry, *ENDS, PRODUCT).replace(
+        "is_scheduled=true", "is_scheduled=true, num_partitions=8", 1
+    )
+    found = timed(parse_hlo(text), V5E).kernels
+    beside = sum(k.seconds for k in found if k.name.startswith("k"))
+    assert bool(beside) == bool(products)
+    # alone: seven eighths of it come over the links, an eighth at each step
+    gathered = modules.text(
+        "%x = bf16[512,8192]{1,0} parameter(0)\n"
+        f"ROOT %g = {GATHERED} all-gather(%x), channel_id=7, "
+        "replica_groups=[1,8]<=[8], dimensions={0}, use_global_device_ids=true"
+    ).replace("is_scheduled=true", "is_scheduled=true, num_partitions=8", 1)
+    (alone,) = timed(parse_hlo(gathered), V5E).kernels
+    assert alone.bound == "collective" and alone.seconds > 0
+    whole = sum(k.seconds for k in found)
+    assert whole == pytest.approx(max(alone.seconds, beside))

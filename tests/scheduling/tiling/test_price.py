@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxmem.chips import CHIPS
 from jaxmem.ir.axis_labels import CutAxes
-from jaxmem.ir.costs import MACHINES
 from jaxmem.scheduling.tiling.price import seconds
 
 SDS = jax.ShapeDtypeStruct
@@ -36,7 +36,7 @@ def cost(eqns, ins, outs, n, target="h100"):
 def test_the_sum_of_a_head_is_free_above_the_break_even(target, rows, free, dear):
     """2 rows D V flops take as long as the 8 D V bytes of the sum they are added to."""
     # A tile's operands are read besides: 2 rows (D + V) bytes, 7 per cent of its time.
-    machine, n = MACHINES[target], 8
+    machine, n = CHIPS[target].machine, 8
     assert 8 / machine.bandwidth == pytest.approx(2 * rows / machine.narrow, rel=1e-3)
 
     def price(tile):
@@ -57,7 +57,7 @@ def test_weights_are_read_by_every_tile():
     logits = product(((1,), (0,)), (ROWS, WIDTH), (WIDTH, VOCABULARY))
     own = lambda rows: cost(logits, (0, None), (0,), ROWS // rows)
     assert own(2048) == pytest.approx(0.0, abs=1e-9)
-    n, machine = ROWS // 128, MACHINES["h100"]
+    n, machine = ROWS // 128, CHIPS["h100"].machine
     moved = 2 * (WIDTH * VOCABULARY + 128 * (WIDTH + VOCABULARY))
     longer = moved / machine.bandwidth - 256 * WIDTH * VOCABULARY / machine.narrow
     assert own(128) == pytest.approx(n * longer)
@@ -67,7 +67,7 @@ def test_starts_count_where_they_take_longer_than_the_kernels():
     """A product and the loop itself are queued by each tile."""
     tiny = product(((1,), (0,)), (256, 8), (8, 8))
     assert cost(tiny, (0, None), (0,), 16) == pytest.approx(
-        (16 * 2 - 1) * MACHINES["h100"].launch
+        (16 * 2 - 1) * CHIPS["h100"].machine.launch
     )
 
 
@@ -81,10 +81,11 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     both = {0: CutAxes((0,), (0,)), 1: CutAxes((0,), (None,), "add")}
     region = SimpleNamespace(n=4, eqns={0, 1}, cut=both)
     # of each tile the sum is read and written, where the whole writes it once
-    sums = (4 * 2 - 1) * 4 * 2**16 / MACHINES["h100"].bandwidth
+    sums = (4 * 2 - 1) * 4 * 2**16 / CHIPS["h100"].machine.bandwidth
     assert seconds(eqns, region, "h100") == pytest.approx(sums)
     fused = SimpleNamespace(n=4, eqns={0}, cut=both)
-    assert seconds(eqns, fused, "h100") == pytest.approx(4 * MACHINES["h100"].launch)
+    launch = CHIPS["h100"].machine.launch
+    assert seconds(eqns, fused, "h100") == pytest.approx(4 * launch)
 
 
 def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
@@ -93,7 +94,7 @@ def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
 
     x, w = SDS((2**16, 512), jnp.bfloat16), SDS((8, 512, 512), jnp.bfloat16)
     (eqn,) = jax.make_jaxpr(fn)(x, w).eqns
-    machine, n, rows = MACHINES["h100"], 2, 2**16
+    machine, n, rows = CHIPS["h100"].machine, 2, 2**16
     work = 8 * 2 * rows * 512 * 512 / machine.narrow
     time = lambda rows: (8 * 512 * 512 + 2 * rows * 512) * 2 / machine.bandwidth
     assert time(rows / n) < work / n  # its products take longest: the loop is free
@@ -102,5 +103,5 @@ def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
     n = 2**9
     assert time(rows / n) > work / n  # then its weights
     price = cost([eqn], (0, None), (0,), n)
-    most = max(time(rows / n), 2 * MACHINES["h100"].launch)
+    most = max(time(rows / n), 2 * CHIPS["h100"].machine.launch)
     assert price == pytest.approx(n * most - work)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxmem import estimate, schedule
-from jaxmem.ir.costs import MACHINES
+from jaxmem.chips import CHIPS
 from jaxmem.scheduling import BudgetError, Plan, _scheduled
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -142,7 +142,7 @@ def seconds_within(front, room):
 
 def test_a_product_of_few_channels_takes_as_long_as_its_output_is_written(traced):
     """Where micro-batches are the alternative, whose price counts it too."""
-    step, machine = traced(step_of(loss), *ARGS), MACHINES["h100"]
+    step, machine = traced(step_of(loss), *ARGS), CHIPS["h100"].machine
     choice = Choice("h100", (Recompute(1e-3),))
     rows = [r for r in step.rewritten(choice).description.recomputed if r.flops]
     work, moved = (

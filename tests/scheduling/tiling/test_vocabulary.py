@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import jaxmem
+from jaxmem.chips import CHIPS
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES
 from jaxmem.scheduling import Choice, _passes
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 from tests.sets import some_fast
@@ -297,7 +297,7 @@ def test_each_block_reads_and_writes_the_sums():
     like = jax.ShapeDtypeStruct
     args = like((width, words), "bfloat16"), like((tokens, width), "bfloat16")
     args = *args, like((tokens,), jnp.int32)
-    machine = MACHINES["h100"]
+    machine = CHIPS["h100"].machine
     summed = 2 * 4 * tokens * width / machine.bandwidth
     for block in (words // n, words // n // 2):
         one = 2 * tokens * width * block / machine.narrow

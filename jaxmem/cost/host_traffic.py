@@ -5,11 +5,12 @@ Each device has a link of its own: bytes and seconds are those of one.
 
 from typing import Any
 
-from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import Machine, seconds
+from jaxmem.chips import Machine
+from jaxmem.cost.equations import seconds
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.propagation import on_device, spreads_in
-from jaxmem.ir.scans import is_on_host
+from jaxmem.ir.propagation import given_inside, spreads_in
+from jaxmem.ir.scans import is_on_host, iterations
 from jaxmem.ir.shards import InputSpreads, Spreads
 
 
@@ -29,21 +30,15 @@ def host_traffic(closed, given: InputSpreads | None = None) -> int:
 def _traffic(eqn, spreads: Spreads) -> int:
     """Of an equation and its bodies, all iterations of a scan."""
     total = 0
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         for u, v in zip(eqn.invars, eqn.outvars, strict=True):
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
             shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
             total += size // shards if is_on_host(u) != is_on_host(v) else 0
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    inside = (host_traffic(b, _given(eqn, b, spreads)) for b in jaxprs.bodies(eqn))
-    return total + times * sum(inside)
-
-
-def _given(eqn, body, spreads: Spreads) -> InputSpreads | None:
-    """How the inputs of a body are spread, as far as that is known."""
-    if eqn.primitive.name == "scan":
-        return spreads.body(eqn)
-    return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
+    inside = (
+        host_traffic(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)
+    )
+    return total + iterations(eqn) * sum(inside)
 
 
 def waiting_for_host(
@@ -58,20 +53,13 @@ def waiting_for_host(
         return 0.0
     total, spreads = 0.0, spreads_in(closed, given)
     for eqn in jaxprs.split(closed)[0].eqns:
-        within = [(body, _given(eqn, body, spreads)) for body in jaxprs.bodies(eqn)]
-        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
-            total += _waiting(eqn, machine, spreads)
+        within = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
+        if primitives.is_scan(eqn) and not any(map(_has_copies, _inner(eqn))):
+            work, sent = seconds(eqn, machine, spreads), _traffic(eqn, spreads)
+            total += 0.0 if work is None else max(0.0, sent / machine.host - work)
         else:
             total += sum(waiting_for_host(b, machine, known) for b, known in within)
     return total
-
-
-def _waiting(eqn, machine: Machine, spreads: Spreads) -> float:
-    price = lambda e: seconds(e, machine)
-    if price(eqn) is None:
-        return 0.0
-    work = on_device(eqn, spreads, price)
-    return max(0.0, _traffic(eqn, spreads) / machine.host - work)
 
 
 def _inner(eqn) -> list[Any]:
@@ -79,11 +67,11 @@ def _inner(eqn) -> list[Any]:
 
 
 def _has_copies(eqn) -> bool:
-    return eqn.primitive.name == "scan" and any(map(_moves, jaxprs.bodies(eqn)))
+    return primitives.is_scan(eqn) and any(map(_moves, jaxprs.bodies(eqn)))
 
 
 def _moves(body) -> bool:
     """Whether anything in a body goes to the host's memory, or comes from it."""
-    puts = (e for e in jaxprs.walk(body) if e.primitive.name == "device_put")
+    puts = (e for e in jaxprs.walk(body) if primitives.is_transfer(e))
     pairs = (zip(e.invars, e.outvars, strict=True) for e in puts)
     return any(is_on_host(u) != is_on_host(v) for pair in pairs for u, v in pair)

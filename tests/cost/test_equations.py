@@ -4,12 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jaxmem.ir import costs
-from jaxmem.ir.costs import MACHINES
-from jaxmem.ir.host_traffic import host_traffic, waiting_for_host
+from jaxmem.chips import CHIPS
+from jaxmem.cost import equations
+from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
+from jaxmem.ir.costs import fused_only, is_lookup
+from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.shards import WHOLE, of_shardings
 
-TARGET = MACHINES["h100"]
+TARGET = CHIPS["h100"].machine
 SDS = jax.ShapeDtypeStruct
 X, NARROW = SDS((32, 64), jnp.float32), SDS((32, 64), jnp.bfloat16)
 BYTES = 4 * 32 * 64
@@ -21,7 +26,7 @@ def equation(fn, *args):
 
 
 def seconds(fn, *args):
-    return costs.seconds(equation(fn, *args), TARGET)
+    return equations.seconds(equation(fn, *args), TARGET)
 
 
 MOVED = {
@@ -82,10 +87,10 @@ def test_products_take_their_arithmetic(name, dtype):
     fn, args, flops = PRODUCTS[name]
     of = lambda a: a.dtype if a.dtype == jnp.int32 else dtype
     eqn = equation(fn, *(SDS(a.shape, of(a)) for a in args))
-    assert costs.flops(eqn) == flops
+    assert equations.flops(eqn) == flops
     rate = TARGET.wide if dtype == "float32" else TARGET.narrow
-    assert costs.seconds(eqn, TARGET) == pytest.approx(flops / rate)
-    assert costs.product_seconds(eqn, TARGET) == pytest.approx(flops / rate)
+    assert equations.seconds(eqn, TARGET) == pytest.approx(flops / rate)
+    assert equations.product_seconds(eqn, TARGET) == pytest.approx(flops / rate)
 
 
 def test_a_product_of_two_types_is_as_slow_as_the_wider():
@@ -95,7 +100,7 @@ def test_a_product_of_two_types_is_as_slow_as_the_wider():
         ),
         *(NARROW, W),
     )
-    assert costs.seconds(eqn, TARGET) == costs.flops(eqn) / TARGET.wide
+    assert equations.seconds(eqn, TARGET) == equations.flops(eqn) / TARGET.wide
 
 
 SQUARE = SDS((64, 64), jnp.float32)
@@ -123,10 +128,10 @@ NESTED = {
 def test_bodies_count_as_often_as_they_run(name):
     fn, times = NESTED[name]
     eqn = equation(fn, SQUARE)
-    assert costs.flops(eqn) == times * ONE
+    assert equations.flops(eqn) == times * ONE
     took = pytest.approx(times * ONE / TARGET.wide)
-    assert costs.product_seconds(eqn, TARGET) == took
-    assert costs.seconds(eqn, TARGET) == took
+    assert equations.product_seconds(eqn, TARGET) == took
+    assert equations.seconds(eqn, TARGET) == took
 
 
 def test_of_branches_the_dearest_counts():
@@ -134,22 +139,87 @@ def test_of_branches_the_dearest_counts():
         return lax.switch(i, [lambda x: x @ x, twice, lambda x: x + 1], x)
 
     eqn = jax.make_jaxpr(fn)(SDS((), jnp.int32), SQUARE).eqns[-1]
-    assert eqn.primitive.name == "cond" and costs.flops(eqn) == 2 * ONE
-    assert costs.seconds(eqn, TARGET) == pytest.approx(2 * ONE / TARGET.wide)
+    assert eqn.primitive.name == "cond" and equations.flops(eqn) == 2 * ONE
+    assert equations.seconds(eqn, TARGET) == pytest.approx(2 * ONE / TARGET.wide)
 
 
-def test_a_shard_map_counts_what_all_devices_do():
-    auto = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((4,), ("x",), auto, devices=jax.devices()[:4])
-    rows = jax.sharding.PartitionSpec("x")
-    run = jax.shard_map(lambda x: lax.sort(x), mesh=mesh, in_specs=rows, out_specs=rows)
-    assert seconds(run, X) == pytest.approx(2 * BYTES / TARGET.bandwidth)
+@pytest.fixture(scope="module")
+def mesh():
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return jax.make_mesh((4, 2), ("data", "model"), auto)
+
+
+def spread_eqn(fn, mesh, *args):
+    """(the equation, how its arrays are spread) of a function of (type, spec) pairs."""
+    specs = [
+        SDS(x.shape, x.dtype, sharding=NamedSharding(mesh, P(*s))) for x, s in args
+    ]
+    closed = jax.make_jaxpr(fn)(*specs)
+    (eqn,) = closed.eqns
+    given = of_shardings(closed, [spec.sharding for spec in specs])
+    return eqn, spreads_in(closed, given)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_shard_map_counts_what_one_device_does(mesh, known):
+    run = jax.shard_map(
+        lambda x, w: lax.sort(x @ w),
+        mesh=mesh,
+        in_specs=(P("data"), P()),
+        out_specs=P("data"),
+    )
+    eqn, spreads = spread_eqn(run, mesh, (X, ("data",)), (W, ()))
+    spreads = spreads if known else WHOLE
+    work = 2 * 32 * 64 * 16 / 4
+    assert equations.flops(eqn, spreads) == work
+    time = work / TARGET.wide + 2 * 4 * 32 * 16 / 4 / TARGET.bandwidth
+    assert equations.seconds(eqn, TARGET, spreads) == pytest.approx(time)
+
+
+def test_a_device_reads_all_of_what_is_not_spread(mesh):
+    """Rows of a table that each device has, for ids that are spread over four."""
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
+    fn = lambda x, i: lax.gather(x, i, numbers, (1, 64))
+    eqn, spreads = spread_eqn(fn, mesh, (X, ()), (SDS((512, 1), jnp.int32), ("data",)))
+    assert spreads.shards(eqn.outvars[0]) == 4
+    moved = BYTES + (4 * 512 + 512 * 64 * 4) / 4
+    assert equations.seconds(eqn, TARGET, spreads) == pytest.approx(
+        moved / TARGET.bandwidth
+    )
+
+
+CALLS = {
+    "jit": (jax.jit(lambda x, w, v: (jnp.tanh(x @ w), v + 1)), 1),
+    "scan": (
+        lambda x, w, v: lax.scan(lambda x, _: (jnp.tanh(x @ w), v + 1), x, length=5),
+        5,
+    ),
+    "cond": (
+        lambda x, w, v: lax.cond(
+            True, lambda x: (jnp.tanh(x @ w), v + 1), lambda x: (x, v), x
+        ),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_work_in_a_body_is_shared_as_its_own_arrays_are_spread(mesh, name):
+    """Not as others are that the body has too: `v` alone is spread over `model`."""
+    fn, times = CALLS[name]
+    args = (SQUARE, ("data",)), (SQUARE, ()), (SQUARE, ("data", "model"))
+    eqn, spreads = spread_eqn(fn, mesh, *args)
+    assert spreads.workers(eqn) == 8
+    assert equations.flops(eqn, spreads) == times * ONE / 4
+    time = pytest.approx(times * ONE / 4 / TARGET.wide)
+    assert equations.seconds(eqn, TARGET, spreads) == time
+    assert equations.product_seconds(eqn, TARGET, spreads) == time
 
 
 def test_what_has_no_products_takes_no_time_for_them():
     for fn in (lambda x: lax.sort(x), jax.jit(lambda x: lax.sort(x) + 1)):
-        assert costs.product_seconds(equation(fn, X), TARGET) == 0.0
-        assert costs.flops(equation(fn, X)) == 0.0
+        assert equations.product_seconds(equation(fn, X), TARGET) == 0.0
+        assert equations.flops(equation(fn, X)) == 0.0
 
 
 def test_nobody_tells_how_long_a_while_loop_runs():
@@ -159,7 +229,7 @@ def test_nobody_tells_how_long_a_while_loop_runs():
     printed = jax.jit(lambda x: jax.debug.callback(lambda x: None, x))
     assert seconds(printed, SQUARE) is None
     summed = jax.make_jaxpr(lambda x: lax.psum(x, "i"), axis_env=[("i", 2)])(SQUARE)
-    assert costs.seconds(summed.eqns[0], TARGET) is None
+    assert equations.seconds(summed.eqns[0], TARGET) is None
 
 
 def fetched(x):
@@ -229,12 +299,12 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_what_is_a_lookup(name):
-    size, codes, is_lookup = TABLES[name]
+    size, codes, wanted = TABLES[name]
     table, at = SDS((size,), jnp.float32), SDS((codes, 1), jnp.int32)
     numbers = lax.GatherDimensionNumbers((), (0,), (0,))
     eqn = equation(lambda x, i: lax.gather(x, i, numbers, (1,)), table, at)
-    assert costs.is_lookup(eqn) == is_lookup
-    assert costs.fused_only(eqn) == (0.0 if is_lookup else None)
-    assert costs.fused_only(eqn, sent=1.0) is None
+    assert is_lookup(eqn) == wanted
+    assert fused_only(eqn) == (0.0 if wanted else None)
+    assert fused_only(eqn, sent=1.0) is None
     fused = equation(lambda x: lax.exp(x), X)
-    assert costs.fused_only(fused) == 0.0 and not costs.is_lookup(fused)
+    assert fused_only(fused) == 0.0 and not is_lookup(fused)

@@ -6,15 +6,10 @@ al. 2009, "Roofline", with the waves of NVIDIA's matrix multiplication guide).
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from jaxmem.chips import Rates
-from jaxmem.memory.time.access import Access
-from jaxmem.memory.time.arithmetic import Arithmetic
-from jaxmem.memory.time.declared import Declared
-from jaxmem.memory.time.products import Product
-from jaxmem.memory.time.traffic import Traffic
+from jaxmem.cost.kernel import Arithmetic, Declared, KernelWork, Product
 
 Bound = Literal["products", "memory", "arithmetic", "launch", "host", "collective"]
 # What starting and ending a tile's sum takes, in terms of it; measured on an H200. A
@@ -23,30 +18,6 @@ _DEPTH, _LIBRARY_DEPTH = 128, 48
 _BEST = 128 * 128 / (128 + 128)  # flops for each element read of tiles at the peak
 _ALONE = 0.5  # of a kernel's arithmetic, where two blocks run side by side; measured
 _SPLITS = (1, 2, 4, 8)  # parts of a long sum whose tiles run side by side
-
-
-@dataclass(frozen=True)
-class KernelWork:
-    """What a kernel does, whatever the chip."""
-
-    products: tuple[Product, ...]
-    traffic: Traffic
-    arithmetic: Arithmetic
-    access: Access = Access()
-    declared: Declared | None = None  # of a kernel whose author says what it costs
-    loaded: int = 0  # bytes that a TPU's vector unit loads and stores
-    alone: int = 0  # elements of an operation that is in no fusion
-
-    @property
-    def flops(self) -> float:
-        """Of its products."""
-        declared = self.declared.flops if self.declared else 0.0
-        return declared + sum(one.flops for one in self.products)
-
-    @property
-    def repeated_flops(self) -> float:
-        """Of the products that a library's call does a second time."""
-        return sum(one.flops for one in self.products if one.again)
 
 
 def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bound]:

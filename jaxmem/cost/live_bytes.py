@@ -5,41 +5,17 @@ lives until it is read.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from jaxmem.ir import primitives
 from jaxmem.ir.costs import is_fused
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.label_rules import COMBINE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Spreads
-from jaxmem.scheduling.tiling.regions import Region, inner
-from jaxmem.scheduling.tiling.sums import sum_bytes
-
-_REDUCTIONS = frozenset(COMBINE) | {"argmax", "argmin"}
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Bytes that a region needs on one device.
-
-    Attributes:
-      inside: the most that is alive at one time of arrays that only the region has.
-      before: the most that is alive at one time, of all arrays, while the region runs.
-      after: the same with the region in parts.
-    """
-
-    inside: int
-    before: int
-    after: int
-
-    @property
-    def gain(self) -> int:
-        return self.before - self.after
 
 
 class LiveBytes:
@@ -61,7 +37,7 @@ class LiveBytes:
         for i in reversed(every):
             eqn = graph.eqns[i]
             # the result may lie where an operand was
-            end = i if is_fused(eqn) or eqn.primitive.name in _IN_PLACE else i + 1
+            end = i if is_fused(eqn) or primitives.of(eqn).into_first else i + 1
             for v in eqn.outvars:
                 self.death[v] = max(self.death.get(v, i + 1), i + 1)
                 self.death[v] = self.count if v in outputs else self.death[v]
@@ -75,7 +51,8 @@ class LiveBytes:
         readers = [self.graph.eqns[i] for i in self.graph.users.get(v, ())]
         if not is_fused(eqn) or v in self.graph.outputs or not readers:
             return True
-        inlined = lambda e: is_fused(e) or e.primitive.name in _REDUCTIONS
+        reduces = lambda e: primitives.of(e).kind is Kind.REDUCTION
+        inlined = lambda e: is_fused(e) or reduces(e)
         return not all(map(inlined, readers))
 
     @cached_property
@@ -96,23 +73,3 @@ class LiveBytes:
             changes[self.made[v]] += size
             changes[self.death[v]] -= size
         return changes.cumsum()[:-1]
-
-    def of(self, region: Region) -> Figures:
-        """What a region needs whole, and in its parts."""
-        at = sorted(region.eqns)
-        own = inner(self.graph, region)
-        inside = self.profile({v: s for v, s in self.sizes.items() if v in own})
-        less = inside * (1 - 1 / region.n)
-        more = np.zeros(self.count)
-        for i in filter(region.is_sum, at):  # carried from the first part on
-            (v,) = self.graph.eqns[i].outvars
-            total = sum_bytes(self.graph.eqns[i], v, self.spreads)
-            more[at[0] : i] += total
-            more[i : self.death[v]] += total - self.sizes[v]
-        after = self.whole - less + more
-        figures = inside[at].max(), self.whole[at].max(), after[at].max()
-        return Figures(*map(int, figures))
-
-    @property
-    def most(self) -> int:
-        return int(self.whole.max(initial=0))

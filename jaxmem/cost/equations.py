@@ -1,0 +1,113 @@
+"""What an equation costs one device of a chip: an estimate from its flops and bytes.
+
+Only ratios matter: the estimate ranks what may be computed twice. Matmuls and
+convolutions take their arithmetic at the chip's best rate (what they read and write is
+there or needed for others anyway); anything else takes its bytes at the memory's, and
+nothing where it is fused into its reader. Short kernels are not charged for starting.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.chips import Machine
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.communication import sent
+from jaxmem.ir.costs import is_fused
+from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.map_operations import mapped_axes
+from jaxmem.ir.primitives import Kind
+from jaxmem.ir.propagation import given_inside, spreads_in
+from jaxmem.ir.ragged import is_ragged, ragged_flops
+from jaxmem.ir.scans import is_var, iterations
+from jaxmem.ir.shards import WHOLE, Spreads
+
+# A random word, in terms of what it takes to write it: that, and 60 operations of
+# threefry, as of a compiled kernel: by an H100's rates another 1.8 times.
+_HASH = 3
+
+
+def flops(eqn, spreads: Spreads = WHOLE) -> float:
+    """Multiplications and additions of matmuls and convolutions, loops in full."""
+    if not primitives.is_product(eqn):
+        return _inside(eqn, spreads, flops) or 0.0
+    if is_ragged(eqn):
+        return ragged_flops(eqn) / spreads.workers(eqn)
+    if primitives.is_dot(eqn):
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        shape = eqn.invars[0].aval.shape
+        inner = elements([shape[a] for a in contracted])
+    else:
+        kernel = list(eqn.invars[1].aval.shape)
+        # its output features are among the elements of the output
+        kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
+        inner = elements(kernel)
+    return 2.0 * inner * elements(eqn.outvars[0].aval.shape) / spreads.workers(eqn)
+
+
+def arithmetic(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
+    """How long the arithmetic of a matmul or a convolution takes; 0 of all else."""
+    if not primitives.is_product(eqn):
+        return 0.0
+    narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
+    return flops(eqn, spreads) / (machine.narrow if narrow else machine.wide)
+
+
+def seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float | None:
+    """How long an equation takes; None where nobody can tell, or it has effects."""
+    if _compat.has_side_effects(eqn):
+        return None
+    if is_fused(eqn):
+        return 0.0
+    known = primitives.of(eqn)
+    if known.opaque or known.sends:
+        return None
+    if jaxprs.bodies(eqn):
+        return _inside(eqn, spreads, lambda e, s: seconds(e, machine, s))
+    if primitives.is_product(eqn):
+        return arithmetic(eqn, machine, spreads)
+    # a counter is hashed: that takes arithmetic where others wait for memory
+    if known.kind is Kind.RANDOM:
+        return _HASH * sum(map(spreads.bytes_of, eqn.outvars)) / machine.bandwidth
+    atoms = filter(is_var, [*eqn.invars, *eqn.outvars])
+    return sum(map(spreads.bytes_of, atoms)) / machine.bandwidth
+
+
+def recompute_seconds(eqn, machine: Machine, spreads: Spreads) -> float | None:
+    """The same to compute it once more: what devices send each other for it, too."""
+    own = seconds(eqn, machine, spreads)
+    return None if own is None else own + sent(eqn, spreads) / machine.link
+
+
+def product_seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
+    """How long the matmuls and convolutions of an equation take, loops in full."""
+    if primitives.is_product(eqn):
+        return arithmetic(eqn, machine, spreads)
+    of = lambda e, s: product_seconds(e, machine, s)
+    return _inside(eqn, spreads, of) or 0.0
+
+
+def _inside(
+    eqn, spreads: Spreads, of: Callable[[Any, Spreads], float | None]
+) -> float | None:
+    """The sum over the equations inside; of the branches of a `cond` the largest."""
+    # None where `of` is None for any of them.
+    sums = []
+    for body in jaxprs.bodies(eqn):
+        given = given_inside(eqn, body, spreads)
+        inside = spreads_in(body, given)
+        parts = [of(e, inside) for e in jaxprs.split(body)[0].eqns]
+        known = [x for x in parts if x is not None]
+        if len(known) < len(parts):
+            return None
+        sums.append(sum(known) / (_sharing(eqn, spreads) if given is None else 1))
+    # one branch is taken, and nobody knows which
+    one = max(sums) if primitives.is_branch(eqn) else sum(sums)
+    return iterations(eqn) * one
+
+
+def _sharing(eqn, spreads: Spreads) -> int:
+    """How many devices share what the bodies of an equation are of."""
+    # that of a `shard_map` is of one device already
+    own = mapped_axes(eqn) if primitives.is_shard_map(eqn) else ()
+    return spreads.workers(eqn, without=own)

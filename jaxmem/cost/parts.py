@@ -1,0 +1,116 @@
+"""What parts cost: seconds on one device beyond those of the equations as they are.
+
+Tiles, heads over the vocabulary and micro-batches compete in one search, by this one
+roofline: a kernel takes its arithmetic or its bytes, whichever is longer, of what one
+device has. Of the bytes, what the parts share is read by each of them (weights), and a
+running sum is read and written by each, in float32: a product of few rows takes as long
+as its weights or its sum. Kernels are queued while others run, so their starts count
+where they take longer than what they start. What is fused into its reader moves through
+the chip once, whether in parts or not.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxmem.chips import CHIPS, Machine
+from jaxmem.cost.equations import arithmetic, seconds
+from jaxmem.ir.costs import is_fused
+from jaxmem.ir.jaxprs import bodies, elements
+from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Spreads
+
+Axes = Sequence[int | None]  # along which arrays are cut; None for what is whole
+
+
+def wide(dtype):
+    """The type in which parts of a sum are added."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return jnp.dtype("float32") if narrow else dtype
+
+
+def summed_size(v) -> int:
+    """Bytes of a variable while parts are added to it, on all devices together."""
+    return elements(v.aval.shape) * wide(v.aval.dtype).itemsize
+
+
+def sum_bytes(eqn, v, spreads: Spreads) -> float:
+    """Bytes on one device of what the parts of an equation are added to."""
+    # a product's sum is whole until it is scattered over the devices it is summed over
+    partial = spreads.partial_bytes(eqn) / max(1, spreads.bytes_of(v))
+    return summed_size(v) / spreads.shards(v) * max(1, partial)
+
+
+class Work(NamedTuple):
+    """Kernels on one device: their seconds, and how many they are."""
+
+    seconds: float = 0.0
+    kernels: int = 0
+
+    def times(self, count: int) -> "Work":
+        return Work(count * self.seconds, count * self.kernels)
+
+
+def total(works: Iterable[Work]) -> Work:
+    found = list(works)
+    return Work(sum(w.seconds for w in found), sum(w.kernels for w in found))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What equations and their parts take.
+
+    Attributes:
+      target: the chip's name, one of `jaxmem.targets()`.
+      spreads: how the equations' arrays are spread over devices.
+    """
+
+    target: str
+    spreads: Spreads = field(default_factory=Spreads)
+
+    @property
+    def machine(self) -> Machine:
+        return CHIPS[self.target].machine
+
+    def whole(self, eqn) -> Work:
+        """An equation as it is."""
+        return self.part(eqn, (None,) * len(eqn.invars), (0,) * len(eqn.outvars), 1)
+
+    def part(self, eqn, ins: Axes, outs: Axes, n: int) -> Work:
+        """One of `n` parts of it; an output that is cut nowhere is a running sum."""
+        if is_fused(eqn):
+            return Work()
+        moved = sum(
+            self.spreads.bytes_of(v) / (1 if axis is None else n)
+            for v, axis in zip(eqn.invars, ins, strict=True)
+            if is_var(v)
+        )
+        for v, axis in zip(eqn.outvars, outs, strict=True):
+            if axis is None:  # read and written
+                moved += 2 * sum_bytes(eqn, v, self.spreads)
+            else:
+                moved += self.spreads.bytes_of(v) / n
+        return Work(max(self._work(eqn) / n, moved / self.machine.bandwidth), 1)
+
+    def alike(self, eqn) -> Work:
+        """An equation that each part does as the step does."""
+        return Work(self.seconds(eqn), not is_fused(eqn))
+
+    def seconds(self, eqn) -> float:
+        """Of an equation and the loops in it, on one device."""
+        return seconds(eqn, self.machine, self.spreads) or 0.0
+
+    def longer(self, whole: Work, loops: Iterable[Work], n: int) -> float:
+        """What `n` iterations of these loops take longer than the whole."""
+        launch = self.machine.launch
+        # one launch more for a loop's own counter and condition
+        each = (max(w.seconds, launch * (1 + w.kernels)) for w in loops)
+        return max(0.0, n * sum(each) - max(whole.seconds, launch * whole.kernels))
+
+    def _work(self, eqn) -> float:
+        """Of its arithmetic; of a loop that of its own operations."""
+        if bodies(eqn):
+            return self.seconds(eqn)
+        return arithmetic(eqn, self.machine, self.spreads)

@@ -1,0 +1,143 @@
+"""What XLA:TPU writes and no other compiler does, in small: right, and with a fault."""
+
+import re
+
+import pytest
+
+import jaxmem
+from benchmarks import tile_ways
+from jaxmem.auditing._audit import audit_texts
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.tiling.tiles import Tiles
+
+JOINED = """HloModule joined, is_scheduled=true
+
+ENTRY %main (a: f32[4,256]) -> f32[4,256] {
+  %a = f32[4,256]{1,0} parameter(0)
+  %second = f32[1,256]{1,0} slice(%a), slice={[1:2], [0:256]}
+  %first = f32[1,256]{1,0} slice(%a), slice={[0:1], [0:256]}
+  %rest = f32[2,256]{1,0} slice(%a), slice={[2:4], [0:256]}
+  %whole = f32[4,256]{1,0} custom-call(%second, %first, %rest), JOINED
+  %seen = f32[1,256]{1,0} negate(%SEEN)
+  ROOT %out = f32[4,256]{1,0} negate(%whole)
+}
+"""
+PLACES = """BufferAssignment:
+allocation 0: size 4096, parameter 0, shape |f32[4,256]| at ShapeIndex {}:
+ value: <0 a @0> (size=4096,offset=0): f32[4,256]{1,0}
+allocation 1: size 5120, preallocated-temp:
+ value: <1 second @0> (size=1024,offset=1024): f32[1,256]{1,0}
+ value: <2 first @0> (size=1024,offset=FIRST): f32[1,256]{1,0}
+ value: <3 rest @0> (size=2048,offset=2048): f32[2,256]{1,0}
+ value: <4 whole @0> (size=4096,offset=0): f32[4,256]{1,0}
+ value: <5 seen @0> (size=1024,offset=4096): f32[1,256]{1,0}
+allocation 2: size 4096, maybe-live-out:
+ value: <6 out @0> (size=4096,offset=0): f32[4,256]{1,0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "first", "found"),
+    [
+        ("whole", 0, False),
+        # parts that leave a gap do not make up the whole
+        ("whole", 4096, True),
+        # a part that is read once more is still a part, but not in the whole's name
+        ("first", 0, True),
+    ],
+)
+def test_a_value_that_is_put_together_of_parts(seen, first, found):
+    hlo = JOINED.replace("%SEEN", f"%{seen}")
+    hlo = hlo.replace("JOINED", 'custom_call_target="ConcatBitcast"')
+    if seen == "whole":
+        hlo = re.sub(r"  %seen = .*\n", "", hlo)
+    rules = {f.rule for f in audit_texts(hlo, PLACES.replace("FIRST", str(first)))}
+    assert rules == ({"shared_bytes"} if found else set())
+
+
+# a loop in which another one hands on what it was given, and adds to what it was not
+LOOPS = """HloModule loops, is_scheduled=true
+
+%test.1 (p1: (s32[], f32[256], f32[256])) -> pred[] {
+  %p1 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
+  %i1 = s32[] get-tuple-element(%p1), index=0
+  %n1 = s32[] constant(3)
+  ROOT %less1 = pred[] compare(%i1, %n1), direction=LT
+}
+
+%body.1 (q1: (s32[], f32[256], f32[256])) -> (s32[], f32[256], f32[256]) {
+  %q1 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
+  %j1 = s32[] get-tuple-element(%q1), index=0
+  %one1 = s32[] constant(1)
+  %next1 = s32[] add(%j1, %one1)
+  %kept1 = f32[256]{0} get-tuple-element(%q1), index=1
+  %sum1 = f32[256]{0} get-tuple-element(%q1), index=2
+  %more1 = f32[256]{0} add(%sum1, %kept1)
+  ROOT %t1 = (s32[], f32[256]{0}, f32[256]{0}) tuple(%next1, %kept1, %more1)
+}
+
+ENTRY %main (a: f32[256], s: f32[256], z: s32[]) -> (f32[256], f32[256]) {
+  %a = f32[256]{0} parameter(0)
+  %s = f32[256]{0} parameter(1)
+  %z = s32[] parameter(2)
+  %old = f32[256]{0} negate(%a)
+  %t = (s32[], f32[256]{0}, f32[256]{0}) tuple(%z, %old, %s)
+  %loop = (s32[], f32[256]{0}, f32[256]{0}) while(%t), condition=%test.1, body=%body.1
+  %sums = f32[256]{0} get-tuple-element(%loop), index=2
+  %late = f32[256]{0} negate(%old)
+  %also = f32[256]{0} add(%sums, %late)
+  ROOT %r = (f32[256]{0}, f32[256]{0}) tuple(%sums, %also)
+}
+"""
+LOOP_PLACES = """BufferAssignment:
+allocation 0: size 1024, parameter 0, shape |f32[256]| at ShapeIndex {}:
+ value: <0 a @0> (size=1024,offset=0): f32[256]{0}
+allocation 1: size 1024, parameter 1, shape |f32[256]| at ShapeIndex {}, maybe-live-out:
+ value: <1 s @0> (size=1024,offset=0): f32[256]{0}
+ value: <2 q1{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <3 p1{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <4 more1 @0> (size=1024,offset=0): f32[256]{0}
+ value: <5 loop{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+allocation 2: size 4, parameter 2, shape |s32[]| at ShapeIndex {}:
+ value: <6 z @0> (size=4,offset=0): s32[]
+ value: <7 q1{0} (phi) @0> (size=4,offset=0): s32[]
+ value: <8 p1{0} (phi) @0> (size=4,offset=0): s32[]
+ value: <9 next1 @0> (size=4,offset=0): s32[]
+ value: <10 loop{0} (phi) @0> (size=4,offset=0): s32[]
+allocation 3: size 3072, preallocated-temp:
+ value: <11 old @0> (size=1024,offset=0): f32[256]{0}
+ value: <12 p1{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <13 loop{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <14 late @0> (size=1024,offset=1024): f32[256]{0}
+ value: <15 less1 @0> (size=1,offset=2048): pred[]
+allocation 4: size 1024, maybe-live-out:
+ value: <16 also @0> (size=1024,offset=0): f32[256]{0}
+"""
+ALIASES = "input_output_alias={ {0}: (1, {}, may-alias), {1}: (2, {}, may-alias) }"
+
+
+def test_what_a_loop_hands_on_is_its_operand():
+    """XLA goes on listing it as the loop's own, but not in the loop's body."""
+    hlo = LOOPS.replace("is_scheduled=true", f"is_scheduled=true, {ALIASES}", 1)
+    found = audit_texts(hlo, LOOP_PLACES)
+    assert "shared_bytes" not in {f.rule for f in found}
+    # where the body has another value of it, the loop writes over it
+    own = " value: <17 q1{1} (phi) @0> (size=1024,offset=0): f32[256]{0}\n"
+    changed = hlo.replace("tuple(%next1, %kept1,", "tuple(%next1, %more1,")
+    before = LOOP_PLACES.replace(" value: <14", own + " value: <14")
+    assert "shared_bytes" in {f.rule for f in audit_texts(changed, before)}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_jax")
+def test_tiles_of_layers_that_a_tpu_copies_in_slices():
+    step = tile_ways.STEPS["16 Llama-like layers, 2 x 2048"]("plain")
+    choice = Choice("tpu-v5e", (Recompute(4e10), Tiles(57_721_792)))
+    made, _ = tile_ways.in_tiles(step, choice)
+    report = jaxmem.estimate(
+        made, *step.args, target="tpu-v5e", donate_argnums=step.donate
+    )
+    texts = report.compiler_texts()
+    assert "ConcatBitcast" in texts[0]
+    assert audit_texts(*texts) == ()
