@@ -11,7 +11,7 @@ from jaxmem.memory.buffers import sent_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
 from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.sent import sent_by_kind
-from jaxmem.memory.time.text import milliseconds
+from jaxmem.memory.time.result import milliseconds
 from jaxmem.pages import SavedResult
 
 _SHOWN = 16  # rows of a section that are printed

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from jaxmem.memory.buffers import Collective, WrongSlice
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
-from jaxmem.memory.time.step_time import StepTime
+from jaxmem.memory.time.result import StepTime
 from jaxmem.pages import SavedResult
 
 

@@ -31,7 +31,8 @@ from jaxmem.memory.report.advice import LateAdvice
 from jaxmem.memory.report.data import ReportData
 from jaxmem.memory.report.donation import Donations
 from jaxmem.memory.report.misread import about_wrong_slices
-from jaxmem.memory.time.step_time import StepTime, step_time
+from jaxmem.memory.time.result import StepTime
+from jaxmem.memory.time.step_time import step_time
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.compare import ReportComparison

@@ -8,7 +8,7 @@ from jaxmem.chips import rates_of
 from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
 from jaxmem.memory.report.sent import sent_lines
-from jaxmem.memory.time.text import time_line
+from jaxmem.memory.time.result import time_line
 
 _GROUPS = 12  # that are printed
 _ROWS = 8  # of each group
