@@ -158,6 +158,59 @@ def test_no_private_name_crosses_a_package():
     assert found == set(), "export these from their package"
 
 
+def _modules() -> dict[str, pathlib.Path]:
+    """The modules of the packages by name, those of folders included."""
+    named = {}
+    for path in EVERYTHING:
+        below = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = below[:-1] if below[-1] == "__init__" else below
+        named[".".join(name)] = path
+    return named
+
+
+def _circles() -> set[frozenset[str]]:
+    """Files of one package that import each other, at once or round several.
+
+    What a function imports, and what is for types alone, counts as well. A folder's
+    `__init__` is not one of its files: it exports what they make.
+    """
+    modules = _modules()
+    package = lambda name: name.split(".")[:2]
+    files = {n for n, path in modules.items() if path.name != "__init__.py"}
+    graph = {
+        name: {n for n in _imports(modules[name]) if n in files} - {name}
+        for name in files
+    }
+    graph = {
+        name: {n for n in found if package(n) == package(name)}
+        for name, found in graph.items()
+    }
+    reached = {name: _reached(graph, name) for name in graph}
+    return {
+        frozenset(n for n in reached[name] if name in reached[n])
+        for name in graph
+        if name in reached[name]
+    }
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """What a file imports, and what that imports, and so on."""
+    found: set[str] = set()
+    left = [*graph[start]]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += graph[name]
+    return found
+
+
+def test_no_files_of_a_package_import_each_other():
+    # the text of a plan names the plan's class, for types alone
+    known = {"jaxmem.scheduling.plan.plan", "jaxmem.scheduling.plan.text"}
+    assert _circles() == {frozenset(known)}
+
+
 def _without_flavour(path: pathlib.Path) -> str:
     """Flax's own two flavours have layers of one name, and so have ours."""
     return re.sub("linen|nnx", "flax", str(path))

@@ -27,8 +27,8 @@ from jaxmem.memory.compile.pool import start_worker as start_worker
 from jaxmem.memory.report.compare import ReportComparison as ReportComparison
 from jaxmem.memory.report.report import MemoryReport as MemoryReport
 from jaxmem.memory.report.runtime import RuntimeMemory as RuntimeMemory
-from jaxmem.memory.time.step_time import OperationTime as OperationTime
-from jaxmem.memory.time.step_time import StepTime as StepTime
+from jaxmem.memory.time.result import OperationTime as OperationTime
+from jaxmem.memory.time.result import StepTime as StepTime
 
 __all__ = [
     "CompileError",

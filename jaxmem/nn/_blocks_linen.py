@@ -9,7 +9,7 @@ from flax.typing import Dtype, Initializer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
-from jaxmem.nn import linen
+from jaxmem.nn import _layers_linen as linen
 from jaxmem.nn._blocks import activated_dense, attend, residual_pair
 from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 

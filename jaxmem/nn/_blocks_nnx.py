@@ -10,7 +10,7 @@ from flax.typing import Dtype, Initializer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
-from jaxmem.nn import nnx
+from jaxmem.nn import _layers_nnx as nnx
 from jaxmem.nn._blocks import activated_dense, attend, residual_pair
 from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 

@@ -43,7 +43,8 @@ def substitute(
     A linen model comes back as an instance of a subclass of its class, to use as the
     old one: `init` runs the plain layers, `apply` the lean ones. An nnx model comes
     back as a copy with the layers' classes exchanged. A function comes back as a
-    function. What was done is told by `jaxmem.nn.report`.
+    function, and so does an Equinox module; of what Haiku's `transform` returns the
+    `apply` is another. What was done is told by `jaxmem.nn.report`.
 
     Limits: a linen model used as a part of a plain one, or through `bind`, has its
     modules replaced but not the formulas outside of modules; for an nnx model it is
@@ -51,7 +52,8 @@ def substitute(
     of its inputs cannot be traced, and gets its modules replaced only, with a warning.
 
     Args:
-        model: a `flax.linen` module (unbound), a `flax.nnx` module, or a function.
+        model: a `flax.linen` module (unbound), a `flax.nnx` module, a function, or a
+            model of another framework that is registered.
         rules: tried in order, before the built-in table; see `Rule`.
         save: what norms and GELU/SiLU keep, `"output"` (which the next matmul keeps
             anyway) or `"input"`. Norms whose scale starts near zero keep their input.

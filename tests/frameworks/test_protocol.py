@@ -9,7 +9,8 @@ import re
 import subprocess
 import sys
 import textwrap
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -185,6 +186,25 @@ def test_equinox_modules_by_rules():
     with pytest.warns(UserWarning, match="nothing to replace"):
         np.testing.assert_allclose(left(X), model(X), rtol=1e-6)
     assert all(entry.replaced_by is None for entry in nn.report(left).modules)
+
+
+class Transformed(NamedTuple):
+    """As Haiku has it."""
+
+    init: Any
+    apply: Any
+
+
+def test_haiku_by_its_apply(monkeypatch):
+    haiku = SimpleNamespace(Transformed=Transformed, TransformedWithState=Transformed)
+    monkeypatch.setitem(sys.modules, "haiku", haiku)
+    plain = Transformed(lambda rng, x: {"w": X}, lambda p, rng, x: jax.nn.gelu(p["w"]))
+    lean = jaxmem.substitute(plain)
+    assert isinstance(lean, Transformed) and lean.init is plain.init
+    params = plain.init(None, X)
+    want = plain.apply(params, None, X)
+    np.testing.assert_allclose(lean.apply(params, None, X), want, rtol=1e-6)
+    assert nn.report(lean, params, None, X).replaced() == 1
 
 
 def test_check_and_advise_copy_it(toy):

@@ -12,7 +12,7 @@ from jaxmem.linting import LintReport
 from jaxmem.memory import residuals
 from jaxmem.memory.buffers.rows import PlacedBuffer
 from jaxmem.nn import KeptArrays, RemainingArrays, Replacement, SubstitutionReport
-from jaxmem.optim.ledgers.ledger import Ledger, LedgerRow
+from jaxmem.optim.ledgers import Ledger, LedgerRow
 from jaxmem.pages.markup import Markup, data, tag
 from tests.memory import dumps
 

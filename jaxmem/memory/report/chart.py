@@ -7,16 +7,13 @@ bytes of each module, stacked.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.buffers.rows import OTHERS, PlacedBuffer
+from jaxmem.memory.report.data import ReportData
 from jaxmem.memory.report.plot import layers_of, legend_name
 from jaxmem.pages.colours import FIXED
 from jaxmem.pages.markup import Markup, data, tag
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
 
 _WIDTH, _HEIGHT = 1000, 400  # of the drawing, which is stretched to its frame
 _EDGED = 4  # buffers larger than this in both directions have an edge
@@ -32,7 +29,7 @@ class Scale:
     bytes: int  # at the top
 
     @classmethod
-    def of(cls, reports: "Sequence[MemoryReport]", steps: int) -> "Scale":
+    def of(cls, reports: Sequence[ReportData], steps: int) -> "Scale":
         """Bytes that have room for each report, and its chip's memory if near."""
         tops = [float(report.peak_bytes) for report in reports]
         tops += [m for r in reports if (m := r.memory_bytes) and m < _NEAR * max(tops)]
@@ -58,10 +55,10 @@ class _Box:
 
 
 def chart(
-    report: "MemoryReport",
+    report: ReportData,
     title: str,
     colours: Mapping[str, str],
-    reports: "Sequence[MemoryReport]",
+    reports: Sequence[ReportData],
 ) -> Markup:
     """The picture of a report, on the scale of all `reports`."""
     if len(report.timeline) < 2:
@@ -100,7 +97,7 @@ def chart(
 _ACROSS = "step of the compiled schedule (loop bodies once)"
 
 
-def legend(colours: Mapping[str, str], reports: "Sequence[MemoryReport]") -> Markup:
+def legend(colours: Mapping[str, str], reports: Sequence[ReportData]) -> Markup:
     """A button for each module that is drawn: it shows that module alone."""
     drawn = {m for report in reports for m in layers_of(report)}
     drawn |= {legend_name(p.module, colours) for r in reports for p in r.placed}
@@ -146,7 +143,7 @@ def views() -> Markup:
     )
 
 
-def _boxes(report: "MemoryReport", steps: int) -> Iterator[_Box]:
+def _boxes(report: ReportData, steps: int) -> Iterator[_Box]:
     """Arguments at the bottom, outputs above them, then the temporaries."""
     # Arguments and outputs have allocations of their own: their order is ours.
     at = 0
@@ -260,7 +257,7 @@ def _ticks(scale: Scale) -> Iterator[Markup]:
         count += step
 
 
-def _marks(report: "MemoryReport", scale: Scale) -> Iterator[Markup]:
+def _marks(report: ReportData, scale: Scale) -> Iterator[Markup]:
     """The peak, and the chip's memory where it is near."""
     across = 100 * (report.peak_step + 0.5) / scale.steps
     label = f"peak {format_bytes(report.peak_bytes)} at step {report.peak_step}"

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from jaxmem.memory.report.plot import legend_name
-from jaxmem.memory.time.step_time import StepTime
-from jaxmem.memory.time.text import HEAD, cells, milliseconds, time_line
+from jaxmem.memory.time.result import HEAD, StepTime, cells, milliseconds, time_line
 from jaxmem.pages import page
 from jaxmem.pages.markup import Markup, tag, together
 

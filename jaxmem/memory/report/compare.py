@@ -4,16 +4,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxmem._bytes import format_bytes
+from jaxmem.memory.buffers import sent_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
+from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.sent import sent_by_kind
-from jaxmem.memory.time.text import milliseconds
+from jaxmem.memory.time.result import milliseconds
 from jaxmem.pages import SavedResult
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
 
 _SHOWN = 16  # rows of a section that are printed
 HEAD = ("", "before", "after", "difference", "%")
@@ -73,7 +72,7 @@ class ReportComparison(SavedResult):
     before: str
     after: str
     sections: dict[str, tuple[ComparedRow, ...]]
-    reports: "tuple[MemoryReport, ...]" = ()
+    reports: tuple[ReportData, ...] = ()
 
     def to_json(self, indent: int | None = None) -> str:
         """Headlines and rows as JSON text; bytes are integers."""
@@ -135,12 +134,10 @@ class ReportComparison(SavedResult):
             yield title, shown
 
     def _html(self) -> tuple[str, Any]:
-        from jaxmem.memory.report.html import compared_as_html
-
-        return f"{self.before} | {self.after}", compared_as_html(self)
+        return f"{self.before} | {self.after}", _as_html(self)
 
 
-def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComparison:
+def compare_reports(before: ReportData, after: ReportData) -> ReportComparison:
     """The comparison of two reports of `estimate`."""
     from jaxmem.memory.report.text import headline
 
@@ -151,10 +148,11 @@ def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComp
         "outputs": "output_bytes",
         "in donated arguments": "alias_bytes",
         "in the host's memory": "host_bytes",
-        "sent to other devices": "sent_bytes",
     }
-    sizes = [{n: getattr(r, f) for n, f in totals.items()} for r in (before, after)]
-    rows = [ComparedRow(n, sizes[0][n], sizes[1][n]) for n in totals]
+    pair = before, after
+    rows = [ComparedRow(n, *(getattr(r, f) for r in pair)) for n, f in totals.items()]
+    both = [sent_bytes(report.collectives) for report in pair]
+    rows.append(ComparedRow("sent to other devices", *both))
     kinds = [_counted((_kind(b), b.bytes) for b in r.at_peak) for r in (before, after)]
     modules = _modules(before, after)
     sent = compared(*map(sent_by_kind, (before, after)))
@@ -172,9 +170,7 @@ def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComp
     )
 
 
-def _times(
-    before: "MemoryReport", after: "MemoryReport"
-) -> dict[str, tuple[ComparedRow, ...]]:
+def _times(before: ReportData, after: ReportData) -> dict[str, tuple[ComparedRow, ...]]:
     """Predicted seconds, by what is waited for; nothing for chips without rates."""
     if before.time is None or after.time is None:
         return {}
@@ -184,7 +180,7 @@ def _times(
     return {"predicted time, by what is waited for": tuple(timed)}
 
 
-def _modules(*reports: "MemoryReport") -> list[Counter[str]]:
+def _modules(*reports: ReportData) -> list[Counter[str]]:
     from jaxmem.memory.report.groups import groups_of
 
     return [_counted((g.module, g.bytes) for g in groups_of(r)) for r in reports]
@@ -219,3 +215,27 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     name, *numbers = row
     cells = (c.rjust(w) for c, w in zip(numbers, widths[1:], strict=True))
     return f"  {name.ljust(widths[0])}  {'  '.join(cells)}".rstrip()
+
+
+def _as_html(comparison: ReportComparison) -> Any:
+    """The body of a comparison's page; a module has one colour in both pictures."""
+    from jaxmem.memory.report.html import charts
+    from jaxmem.memory.report.plot import colours_of_reports
+    from jaxmem.pages import page
+    from jaxmem.pages.markup import tag, together
+
+    reports = dict(zip(("before", "after"), comparison.reports, strict=False))
+    tables = [
+        together(
+            tag("h3", title.capitalize()),
+            page.table(HEAD, [row.cells() for row in rows], numbers=[1, 2, 3, 4]),
+        )
+        for title, rows in comparison.sections.items()
+    ]
+    before, after = map(fits_its_chip, comparison.reports) if reports else (None, None)
+    return together(
+        page.headline(f"before: {comparison.before}", before),
+        page.headline(f"after: {comparison.after}", after),
+        charts(reports, colours_of_reports(comparison.reports)),
+        *tables,
+    )

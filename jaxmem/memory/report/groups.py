@@ -4,13 +4,10 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from jaxmem._module_path import merge_numbered
 from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
+from jaxmem.memory.report.data import ReportData
 
 _EXPLAINED = {
     FRAGMENTATION: "holes between live buffers, and padding",
@@ -65,7 +62,7 @@ class BufferGroup:
         return f"{self.layers} x {self.module}" if self.layers > 1 else self.module
 
 
-def groups_of(report: "MemoryReport") -> list[BufferGroup]:
+def groups_of(report: ReportData) -> list[BufferGroup]:
     """Buffers by module path and then by kind of buffer, largest first."""
     modules = _modules(report)
     paths: dict[str, set[str]] = {}
@@ -90,7 +87,7 @@ def groups_of(report: "MemoryReport") -> list[BufferGroup]:
     return sorted(groups, key=lambda g: -g.bytes)
 
 
-def _modules(report: "MemoryReport") -> dict[str, str]:
+def _modules(report: ReportData) -> dict[str, str]:
     """The label of each group at the peak, the same one as in the timeline."""
     merged = merge_numbered(b.group for b in report.at_peak)
     # Of some layers few have a large buffer at the peak: the timeline has seen more.
@@ -104,6 +101,6 @@ def _modules(report: "MemoryReport") -> dict[str, str]:
     return merged
 
 
-def _in_timeline(report: "MemoryReport") -> Iterable[str]:
+def _in_timeline(report: ReportData) -> Iterable[str]:
     steps = (module for step in report.timeline for module, _ in step.by_module)
     return dict.fromkeys([*steps, *(b.module for b in report.placed)])

@@ -1,12 +1,11 @@
 """A report as HTML: a headline, memory over the schedule, the time, and tables."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.report.chart import chart, legend, number_of, views
 from jaxmem.memory.report.clock import clock
-from jaxmem.memory.report.compare import HEAD, ComparedRow, ReportComparison
+from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.groups import BufferGroup, groups_of
 from jaxmem.memory.report.plot import colours_of_reports
 from jaxmem.memory.report.sent import HEAD as SENT_HEAD
@@ -15,18 +14,15 @@ from jaxmem.memory.report.text import headline, sizes_line
 from jaxmem.pages import page
 from jaxmem.pages.markup import Markup, tag, together
 
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
-
 _OPEN = 3  # groups that are unfolded
 
 
-def as_html(report: "MemoryReport") -> Markup:
+def as_html(report: ReportData) -> Markup:
     """The body of a report's page."""
     colours = colours_of_reports([report])
     groups = groups_of(report)
     return together(
-        page.headline(headline(report), report.memory_bytes is None or report.fits()),
+        page.headline(headline(report), fits_its_chip(report)),
         tag("p", sizes_line(report), class_="jm-faint"),
         charts({"": report}, colours),
         clock(report.time, colours),
@@ -41,7 +37,7 @@ def as_html(report: "MemoryReport") -> Markup:
     )
 
 
-def _sent(report: "MemoryReport") -> Markup:
+def _sent(report: ReportData) -> Markup:
     """What devices send each other; nothing on one device."""
     rows = [row.cells() for row in sent_rows(report) if row.bytes]
     if not rows:
@@ -51,30 +47,7 @@ def _sent(report: "MemoryReport") -> Markup:
     return together(title, tag("p", sent_line(report), class_="jm-faint"), table)
 
 
-def compared_as_html(comparison: ReportComparison) -> Markup:
-    """The body of a comparison's page; a module has one colour in both pictures."""
-    when: tuple[str, ...] = ("before", "after")
-    pairs = zip(when, comparison.reports, strict=False)
-    reports: dict[str, MemoryReport] = dict(pairs)
-    tables = [
-        together(tag("h3", title.capitalize()), _compared_table(rows))
-        for title, rows in comparison.sections.items()
-    ]
-    good = [r.memory_bytes is None or r.fits() for r in comparison.reports]
-    before, after = good or (None, None)
-    return together(
-        page.headline(f"before: {comparison.before}", before),
-        page.headline(f"after: {comparison.after}", after),
-        charts(reports, colours_of_reports(comparison.reports)),
-        *tables,
-    )
-
-
-def _compared_table(rows: Iterable[ComparedRow]) -> Markup:
-    return page.table(HEAD, [row.cells() for row in rows], numbers=[1, 2, 3, 4])
-
-
-def charts(reports: "Mapping[str, MemoryReport]", colours: Mapping[str, str]) -> Markup:
+def charts(reports: Mapping[str, ReportData], colours: Mapping[str, str]) -> Markup:
     """Memory over the schedule of each report, beside each other, and one legend."""
     every = [*reports.values()]
     drawn = [chart(r, title, colours, every) for title, r in reports.items()]

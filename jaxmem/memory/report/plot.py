@@ -4,15 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem._remedies import missing_package
 from jaxmem.memory.buffers.rows import OTHERS
+from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.pages.colours import FIXED, colours_of
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
 
 _LAYERS = 10  # with a colour of their own
 _LINE = 190  # characters of a line below two pictures
@@ -20,14 +18,14 @@ _THINNEST = 0.002  # of the peak: the smallest layer that is drawn
 _BASE = ("(arguments)", "(outputs)")  # always there: the lowest layers
 
 
-def plot_report(report: "MemoryReport", path: str | PathLike[str]) -> None:
+def plot_report(report: ReportData, path: str | PathLike[str]) -> None:
     """Writes the picture to `path`."""
     _plot([report], ["live bytes"], path)
 
 
 def plot_both(
-    before: "MemoryReport",
-    after: "MemoryReport",
+    before: ReportData,
+    after: ReportData,
     path: str | PathLike[str],
     below: Sequence[str] = (),
 ) -> None:
@@ -39,7 +37,7 @@ def plot_both(
 
 
 def _plot(
-    reports: "Sequence[MemoryReport]",
+    reports: Sequence[ReportData],
     titles: Sequence[str],
     path: str | PathLike[str],
     below: Sequence[str] = (),
@@ -65,7 +63,7 @@ def _plot(
     figure.savefig(path, dpi=150)
 
 
-def colours_of_reports(reports: "Iterable[MemoryReport]") -> dict[str, str]:
+def colours_of_reports(reports: Iterable[ReportData]) -> dict[str, str]:
     """Module -> colour, the modules that take most in any of the reports first."""
     fullest: Counter[str] = Counter()
     for report in reports:
@@ -74,7 +72,7 @@ def colours_of_reports(reports: "Iterable[MemoryReport]") -> dict[str, str]:
     return colours_of(module for module, _ in order)
 
 
-def layers_of(report: "MemoryReport") -> dict[str, list[int]]:
+def layers_of(report: ReportData) -> dict[str, list[int]]:
     """Bytes of each layer of the picture at each step of the timeline."""
     fullest: Counter[str] = Counter()
     for step in report.timeline:
@@ -110,7 +108,7 @@ def _import_figure() -> Any:
 
 
 def _draw_layers(
-    axes: Any, report: "MemoryReport", colours: dict[str, str], scale: float
+    axes: Any, report: ReportData, colours: dict[str, str], scale: float
 ) -> None:
     layers = layers_of(report)
     steps = [step.index for step in report.timeline]
@@ -124,7 +122,7 @@ def _draw_layers(
     )
 
 
-def _draw_peak(axes: Any, report: "MemoryReport", scale: float) -> None:
+def _draw_peak(axes: Any, report: ReportData, scale: float) -> None:
     peak = report.peak_bytes / scale
     axes.axhline(peak, color="#333", linewidth=1, linestyle="--")
     axes.axvline(report.peak_step, color="#333", linewidth=0.8, linestyle=":")
@@ -155,7 +153,7 @@ def _draw_peak(axes: Any, report: "MemoryReport", scale: float) -> None:
         )
 
 
-def _label(axes: Any, report: "MemoryReport", title: str) -> None:
+def _label(axes: Any, report: ReportData, title: str) -> None:
     text = f"{report.name} on {report.target}, {title}: {_peak(report)}"
     axes.set_title(text, loc="left", fontsize=11)
     axes.set_xlabel("step of the compiled schedule (loop bodies once)")
@@ -164,11 +162,11 @@ def _label(axes: Any, report: "MemoryReport", title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _peak(report: "MemoryReport") -> str:
+def _peak(report: ReportData) -> str:
     peak = f"peak {format_bytes(report.peak_bytes)}"
     if report.memory_bytes is None:
         return peak
-    return f"{peak}, {'fits' if report.fits() else 'does not fit'}"
+    return f"{peak}, {'fits' if fits_its_chip(report) else 'does not fit'}"
 
 
 def _legend(figure: Any, colours: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,13 @@ from jaxmem.memory.buffers import (
     wrong_slices,
 )
 from jaxmem.memory.buffers.attribute import attribute
-from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.compile.facts import StepFacts
 from jaxmem.memory.report.advice import LateAdvice
+from jaxmem.memory.report.data import ReportData
 from jaxmem.memory.report.donation import Donations
 from jaxmem.memory.report.misread import about_wrong_slices
-from jaxmem.memory.time.step_time import StepTime, step_time
-from jaxmem.pages import SavedResult
+from jaxmem.memory.time.result import StepTime
+from jaxmem.memory.time.step_time import step_time
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.compare import ReportComparison
@@ -45,7 +45,7 @@ _ROWS = "at_peak", "peak_step", "timeline", "notes", "placed"
 
 
 @dataclass(frozen=True)
-class MemoryReport(SavedResult):
+class MemoryReport(ReportData):
     """The bytes that a step takes on a target, and the buffers alive at the peak.
 
     Sizes are bytes on one device, as the target's compiler assigned them. A report
@@ -83,28 +83,6 @@ class MemoryReport(SavedResult):
         time: the predicted seconds and what they are made of, a `StepTime`; None for a
             chip without rates (cpu).
     """
-
-    target: str
-    memory_bytes: int | None
-    name: str
-    peak_bytes: int
-    argument_bytes: int
-    output_bytes: int
-    temp_bytes: int
-    alias_bytes: int
-    generated_code_bytes: int
-    host_bytes: int
-    cost: dict[str, float]
-    at_peak: tuple[PeakBuffer, ...]
-    peak_step: int
-    timeline: tuple[ScheduleStep, ...]
-    notes: tuple[str, ...]
-    advice: tuple[str, ...]
-    # a factory: with a plain default, `__getattr__` would not be asked for it
-    placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
-    collectives: tuple[Collective, ...] = field(default_factory=tuple)
-    wrong_slices: tuple[WrongSlice, ...] = field(default_factory=tuple)
-    time: StepTime | None = field(default_factory=lambda: None)
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""

@@ -4,14 +4,12 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_type
+from jaxmem.memory.report.data import ReportData
 from jaxmem.pages import SavedResult
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
 
 _HEAD = ("", "bytes", "what it says")
 
@@ -133,7 +131,7 @@ class RuntimeMemory(SavedResult):
         return f"{100 * part:.1f} % of what is free lies in smaller blocks"
 
 
-def runtime_of(report: "MemoryReport", device: Any = None) -> RuntimeMemory:
+def runtime_of(report: ReportData, device: Any = None) -> RuntimeMemory:
     """The figures of a device; of the first local one by default."""
     if device is None:
         import jax

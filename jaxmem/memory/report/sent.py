@@ -3,13 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxmem._bytes import format_bytes
-from jaxmem.memory.buffers import Collective
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
+from jaxmem.memory.buffers import Collective, sent_bytes
+from jaxmem.memory.report.data import ReportData
 
 SHOWN = 8  # rows that are printed
 HEAD = ("sent", "by", "among", "times", "operation", "source")
@@ -40,7 +37,7 @@ class SentRow:
         return format_bytes(self.bytes), self.kind, among, often, operation, place
 
 
-def sent_rows(report: "MemoryReport") -> list[SentRow]:
+def sent_rows(report: ReportData) -> list[SentRow]:
     """The collectives of a step by kind and source line, what sends most first."""
     grouped: dict[tuple[str, int, str], list[Collective]] = {}
     for one in report.collectives:
@@ -49,7 +46,7 @@ def sent_rows(report: "MemoryReport") -> list[SentRow]:
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def sent_by_kind(report: "MemoryReport") -> Counter[str]:
+def sent_by_kind(report: ReportData) -> Counter[str]:
     """Bytes that a device sends in a step, by kind of collective."""
     found: Counter[str] = Counter()
     for one in report.collectives:
@@ -57,17 +54,19 @@ def sent_by_kind(report: "MemoryReport") -> Counter[str]:
     return found
 
 
-def sent_line(report: "MemoryReport") -> str:
+def sent_line(report: ReportData) -> str:
     """What a device sends in a step in all, and by what."""
     kinds = sent_by_kind(report).most_common()
     by = ", ".join(f"{format_bytes(size)} by {kind}" for kind, size in kinds if size)
     unknown = any(not one.times for one in report.collectives)
     least = "at least " if unknown else ""
-    text = f"a device sends {least}{format_bytes(report.sent_bytes)} a step"
+    text = (
+        f"a device sends {least}{format_bytes(sent_bytes(report.collectives))} a step"
+    )
     return f"{text}: {by}" if by else text
 
 
-def sent_lines(report: "MemoryReport") -> list[str]:
+def sent_lines(report: ReportData) -> list[str]:
     """What is printed of a report's collectives; nothing on one device."""
     rows = [row.cells() for row in sent_rows(report)[:SHOWN] if row.bytes]
     if not rows:

@@ -1,23 +1,21 @@
 """A report as plain text and as a rich table."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem.chips import rates_of
+from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
 from jaxmem.memory.report.sent import sent_lines
-from jaxmem.memory.time.text import time_line
-
-if TYPE_CHECKING:
-    from jaxmem.memory.report.report import MemoryReport
+from jaxmem.memory.time.result import time_line
 
 _GROUPS = 12  # that are printed
 _ROWS = 8  # of each group
 _WIDTH = 40  # of an operation or an argument's name
 
 
-def headline(report: "MemoryReport") -> str:
+def headline(report: ReportData) -> str:
     """The step, its peak, and whether that fits the chip, in one line."""
     peak = f"{report.name}: peak {format_bytes(report.peak_bytes)}"
     if report.memory_bytes is None:
@@ -29,7 +27,7 @@ def headline(report: "MemoryReport") -> str:
     return f"{peak} of {memory} on {report.target}: {result} ({rest})"
 
 
-def sizes_line(report: "MemoryReport") -> str:
+def sizes_line(report: ReportData) -> str:
     """The four numbers that the peak is the sum of, and the flops where known."""
     parts = [
         f"arguments {format_bytes(report.argument_bytes)}",
@@ -47,7 +45,7 @@ def sizes_line(report: "MemoryReport") -> str:
     return " · ".join(parts)
 
 
-def time_lines(report: "MemoryReport") -> list[str]:
+def time_lines(report: ReportData) -> list[str]:
     """The predicted seconds in one line, or that the chip has no rates."""
     if report.time is None:
         known = rates_of(report.target) is not None
@@ -56,7 +54,7 @@ def time_lines(report: "MemoryReport") -> list[str]:
     return [time_line(report.time)]
 
 
-def as_text(report: "MemoryReport") -> str:
+def as_text(report: ReportData) -> str:
     """What `print(report)` shows."""
     lines = [headline(report), f"  {sizes_line(report)}"]
     lines += [*(f"  {line}" for line in time_lines(report)), "", "At the peak:"]
@@ -72,7 +70,7 @@ def as_text(report: "MemoryReport") -> str:
     return "\n".join(lines)
 
 
-def as_rich(report: "MemoryReport") -> Any:
+def as_rich(report: ReportData) -> Any:
     """What `rich.print(report)` shows."""
     from rich.console import Group
     from rich.markup import escape
@@ -91,7 +89,7 @@ def as_rich(report: "MemoryReport") -> Any:
         for row in group.rows[:_ROWS]:
             cells = (f"  {row.array}", row.what, row.source)
             table.add_row(format_bytes(row.bytes), "", *map(escape, cells))
-    fits = report.memory_bytes is None or report.fits()
+    fits = fits_its_chip(report)
     blocks: list[Any] = [
         Text(headline(report), style="bold green" if fits else "bold red"),
         Text(sizes_line(report), style="dim"),

@@ -1,101 +1,17 @@
-"""What a step takes in time, predicted: the result, made from a compiled module."""
+"""What a step takes in time, predicted from a compiled module."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from jaxmem.chips import CHIPS, rates_of
-from jaxmem.cost.roofline import Bound
 from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
+from jaxmem.memory.time.result import OperationTime, StepTime
 from jaxmem.memory.time.schedule import Timed, TimedKernel, timed
 from jaxmem.memory.time.spans import TimeSpan, spans_of
-from jaxmem.memory.time.text import table
 
 _SHOWN = 100  # operations that are kept, the slowest
-
-
-@dataclass(frozen=True)
-class OperationTime:
-    """The kernels of one line of the user's that wait for the same.
-
-    Attributes:
-        seconds: in a step.
-        times: kernels in a step.
-        bound: what they wait for: "products", "memory", "arithmetic", "launch",
-            "host" or "collective".
-        flops: of matrix products in a step.
-        bytes: read and written in a step.
-        what: the operation in one or two words.
-        module: the label of its module.
-        source: `file:line` of the innermost line outside installed libraries.
-        backward: whether the backward pass runs it.
-    """
-
-    seconds: float
-    times: int
-    bound: Bound
-    flops: float
-    bytes: int
-    what: str
-    module: str
-    source: str
-    backward: bool
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of a step, predicted by a roofline over its compiled module.
-
-    Twenty-three steps on an H200 took 0.97 to 1.10 times what is predicted; other chips
-    have not been timed, and TPUs are held to XLA's own cost model. Each kernel takes a
-    launch and the longest of its matrix products at the chip's peak, its bytes at the
-    memory's bandwidth or as fast as its threads get at them, and its elementwise
-    instructions; collectives and copies to and from the host run beside kernels, and
-    what is left of them is waited for.
-
-    Attributes:
-        seconds: of one step on one device.
-        by_bound: (what is waited for, seconds), most first; they add up.
-        by_module: (module path, seconds), most first; they add up.
-        operations: the slowest, most seconds first.
-        kernels: how many run in a step.
-        flops: of all matrix products, recomputed ones too.
-        recomputed_flops: of those that `jax.checkpoint`, a schedule or fused attention
-            does a second time.
-        bytes: that all kernels read and write.
-        peak_flops: what the chip does at most in these seconds, in 16 bits.
-        spans: what runs one after the other, by module, in the schedule's order.
-        notes: what the module does not tell: loops without a trip count, custom calls
-            of which nobody knows the cost.
-    """
-
-    seconds: float
-    by_bound: tuple[tuple[Bound, float], ...]
-    by_module: tuple[tuple[str, float], ...]
-    operations: tuple[OperationTime, ...]
-    kernels: int
-    flops: float
-    bytes: int
-    peak_flops: float
-    recomputed_flops: float = 0.0
-    spans: tuple[TimeSpan, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def hfu(self) -> float:
-        """The hardware's flops utilization: products done over those at the peak."""
-        return self.flops / self.peak_flops if self.peak_flops else 0.0
-
-    @property
-    def mfu(self) -> float:
-        """The model's flops utilization: without what is recomputed."""
-        done = self.flops - self.recomputed_flops
-        return done / self.peak_flops if self.peak_flops else 0.0
-
-    def __str__(self) -> str:
-        return table(self)
 
 
 def step_time(text: str, target: str, trips: int | None = None) -> StepTime | None:

@@ -10,28 +10,8 @@ from typing import Any
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_value
 from jaxmem.optim.ledgers.plot import plot_ledger
+from jaxmem.optim.ledgers.row import PARTS, LedgerRow
 from jaxmem.pages import SavedResult
-
-PARTS = ("weights", "gradients", "accumulator", "moments", "masters")
-
-
-@dataclass(frozen=True)
-class LedgerRow:
-    """A kind of arrays that a training step keeps.
-
-    Attributes:
-      part: one of "weights", "gradients", "accumulator", "moments", "masters".
-      name: what it is: the state's class and field, for an optimizer's.
-      dtypes: of its arrays, those with the most bytes first.
-      device_bytes: on one device.
-      host_bytes: in the host's memory, for one device.
-    """
-
-    part: str
-    name: str
-    dtypes: tuple[str, ...]
-    device_bytes: int
-    host_bytes: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +61,7 @@ class Ledger(SavedResult):
         Raises:
           ImportError: matplotlib is missing (extra `plot`).
         """
-        plot_ledger(self, path)
+        plot_ledger(self.parameters, self.rows, path)
 
     def __str__(self) -> str:
         cells = [_HEAD, *self._cells()]

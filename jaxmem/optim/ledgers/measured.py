@@ -18,7 +18,8 @@ from jaxmem.optim._abstract_state import abstract_state
 from jaxmem.optim._placed_as import placed_as
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.accumulation.states import accumulates
-from jaxmem.optim.ledgers.ledger import PARTS, Ledger, LedgerRow
+from jaxmem.optim.ledgers.ledger import Ledger
+from jaxmem.optim.ledgers.row import PARTS, LedgerRow
 
 _RELEASED = "patterns of paths, or functions of (path, leaf)"
 

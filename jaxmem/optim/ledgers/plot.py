@@ -1,12 +1,10 @@
 """Draws a ledger: bytes a parameter, one bar for the device and one for the host."""
 
+from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
 
 from jaxmem._remedies import missing_package
-
-if TYPE_CHECKING:
-    from jaxmem.optim.ledgers.ledger import Ledger
+from jaxmem.optim.ledgers.row import LedgerRow
 
 _COLOURS = {
     "weights": "#b8bec7",
@@ -17,19 +15,21 @@ _COLOURS = {
 }
 
 
-def plot_ledger(ledger: "Ledger", path: str | PathLike[str]) -> None:
-    """Writes the picture to `path`."""
+def plot_ledger(
+    parameters: int, rows: Sequence[LedgerRow], path: str | PathLike[str]
+) -> None:
+    """Writes the picture of so many parameters' rows to `path`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing_package("drawing", "matplotlib>=3.9") from error
-    places = ["device", "host"] if ledger.host_bytes else ["device"]
+    places = ["device", "host"] if any(row.host_bytes for row in rows) else ["device"]
     figure = Figure(figsize=(9, 1.2 + 0.7 * len(places)), layout="constrained")
     axes = figure.add_subplot()
     left, shown = [0.0] * len(places), set()
-    for row in ledger.rows:
+    for row in rows:
         counts = (row.device_bytes, row.host_bytes)[: len(places)]
-        widths = [ledger.per_parameter(count) for count in counts]
+        widths = [count / max(parameters, 1) for count in counts]
         label = None if row.part in shown else row.part
         shown.add(row.part)
         axes.barh(
@@ -37,7 +37,7 @@ def plot_ledger(ledger: "Ledger", path: str | PathLike[str]) -> None:
             color=_COLOURS[row.part], edgecolor="white",
         )  # fmt: skip
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set(xlabel="bytes a parameter", title=f"{ledger.parameters:,} parameters")
+    axes.set(xlabel="bytes a parameter", title=f"{parameters:,} parameters")
     axes.invert_yaxis()
     figure.legend(loc="outside lower center", ncols=len(shown))
     figure.savefig(path, dpi=150)

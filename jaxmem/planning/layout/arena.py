@@ -101,7 +101,7 @@ class Layout:
         """
         from jaxmem.planning.layout.plot import plot_layout
 
-        plot_layout(self, path)
+        plot_layout(self.buffers, self.offsets, self.height, self.load, path)
 
     def table(self) -> "Table":
         """Height, bound and fragmentation, for rich to print."""

@@ -1,29 +1,34 @@
 """Draws a layout: one rectangle a buffer, time to the right, bytes upwards."""
 
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxmem._remedies import missing_package
-
-if TYPE_CHECKING:
-    from jaxmem.planning.layout.arena import Layout
+from jaxmem.planning.layout.buffers import Buffer
 
 _EDGES = 2000  # buffers above which outlines would cover the picture
 
 
-def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
+def plot_layout(
+    buffers: Sequence[Buffer],
+    offsets: Mapping[int | str, int],
+    height: int,  # bytes of the arena
+    load: int,  # the most bytes alive at once
+    path: str | PathLike[str],
+) -> None:
     """Writes the picture to `path`."""
-    buffers = [b for b in layout.buffers if b.size]
+    buffers = [b for b in buffers if b.size]
     if not buffers:
         raise ValueError("nothing to draw: no buffer has any bytes")
     figure_class, collection, colours = _import_matplotlib()
-    low = np.array([layout.offsets[b.id] for b in buffers], float)
+    low = np.array([offsets[b.id] for b in buffers], float)
     high = low + [b.size for b in buffers]
     left = np.array([b.lower for b in buffers], float)
     right = np.array([b.upper for b in buffers], float)
-    scale, unit = _unit(layout.height)
+    scale, unit = _unit(height)
     corners = [(left, low), (left, high), (right, high), (right, low)]
     shapes = np.stack([np.stack([x, y / scale], axis=1) for x, y in corners], axis=1)
     figure = figure_class(figsize=(10, 5.2), layout="constrained")
@@ -35,14 +40,14 @@ def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
     share = (life - life.min()) / max(np.ptp(life), 1e-9)
     rectangles.set_facecolor(colours(1 - 0.9 * share))
     axes.add_collection(rectangles)
-    axes.axhline(layout.load / scale, color="#d62728", linewidth=1, linestyle="--")
+    axes.axhline(load / scale, color="#d62728", linewidth=1, linestyle="--")
     axes.set(
         xlim=(left.min(), right.max()),
-        ylim=(0, layout.height / scale * 1.02),
+        ylim=(0, height / scale * 1.02),
         xlabel="time",
         ylabel=unit,
-        title=f"{len(buffers):,} buffers in {layout.height / scale:,.4g} {unit}; "
-        f"alive at once (dashed) {layout.load / scale:,.4g}",
+        title=f"{len(buffers):,} buffers in {height / scale:,.4g} {unit}; "
+        f"alive at once (dashed) {load / scale:,.4g}",
     )
     figure.savefig(path, dpi=150)
 
