@@ -37,7 +37,7 @@ def flops(eqn, spreads: Spreads = WHOLE) -> float:
     """Multiplications and additions of matmuls and convolutions, loops in full."""
     name = eqn.primitive.name
     if name not in MATMULS:
-        return _inside(eqn, spreads, flops) or 0.0
+        return _of_products_inside(eqn, spreads, flops)
     if is_ragged(eqn):
         return ragged_flops(eqn) / spreads.workers(eqn)
     if name == "dot_general":
@@ -90,6 +90,16 @@ def product_seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
     if eqn.primitive.name in MATMULS:
         return arithmetic(eqn, machine, spreads)
     of = lambda e, s: product_seconds(e, machine, s)
+    return _of_products_inside(eqn, spreads, of)
+
+
+def _of_products_inside(
+    eqn, spreads: Spreads, of: Callable[[Any, Spreads], float]
+) -> float:
+    # where there are none, it is no matter how arrays inside are spread
+    inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
+    if not any(e.primitive.name in MATMULS for e in inside):
+        return 0.0
     return _inside(eqn, spreads, of) or 0.0
 
 
