@@ -13,6 +13,7 @@ import pytest
 
 import jaxmem
 import pallas_kernels
+from jaxmem.ir import primitives
 
 PACKAGE = pathlib.Path(jaxmem.__file__).parent
 KERNELS = pathlib.Path(pallas_kernels.__file__).parent
@@ -235,3 +236,79 @@ def test_import_is_cheap():
     needed = {"_checks", "_compat", "chips", "cost", "frameworks", "ir", "memory"}
     needed |= {"nn", "ops", "pages"}
     assert loaded & packages == needed
+
+
+# What reads compiled modules: its tables name the operations of HLO.
+READS_HLO = ("auditing", "memory/buffers", "memory/time", "_module_path.py")
+# Tables of primitives beside their records, and why each is no fact about them.
+TABLES = {
+    "checking/_probes.py _WRITTEN_OTHERWISE": "what rewrites write in another way",
+    "checking/_walk.py _ENTERED": "a function for each",
+    "ir/axis_labels.py RULES": "a function for each",
+    "ir/axis_labels.py _SIZES": "which parameter of each names lengths",
+    "ir/layer_axis.py OF_MODELS": "what is left out of updates, as not yet measured",
+    "ir/layer_axis.py _ALONG": "words for each",
+    "linting/rules/kept.py _OF_A_MASK": "the arithmetic of a dropout",
+    "memory/_formula.py _INFIX": "a sign for each",
+    "memory/_formula.py _NAMES": "words for each",
+    "rewriting/_algebra.py POWERS": "an exponent for each operand",
+    "rewriting/_algebra.py SIGNS": "a sign for each operand",
+    "rewriting/_fold.py _FUNCTIONS": "a function of numbers for each",
+    "scheduling/tiling/partial_sums.py _JOINED": "what gradients are put together by",
+    "scheduling/tiling/sums.py _NEUTRAL": "functions of `lax`, not primitives",
+}
+NAMES = frozenset(record.name for record in primitives.KNOWN)
+
+
+def _words(node: ast.expr) -> list[str]:
+    """The texts of a table; of a dictionary those of its keys."""
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return [w for k, v in pairs for w in _words(v if k is None else k)]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict.fromkeys":
+        return _words(node.args[0])
+    texts = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant))
+    return [w for text in texts if isinstance(text, str) for w in text.split()]
+
+
+def _tables(tree: ast.Module):
+    """(name, texts) of each table that has a name, or that something is compared to."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name):
+                yield target.id, _words(node.value)
+        elif isinstance(node, ast.Compare):
+            tuples = (c for c in node.comparators if isinstance(c, ast.Tuple | ast.Set))
+            yield from (("", words) for c in tuples if len(words := _words(c)) > 2)
+
+
+def _of_primitives(name: str, words: list[str]) -> bool:
+    found = [w for w in words if w in NAMES]
+    is_constant = name.isupper() or not name
+    return is_constant and len(found) > 1 and 2 * len(found) >= len(words)
+
+
+def _outside_the_records():
+    records = PACKAGE / "ir" / "primitives"
+    for path in SOURCES:
+        place = str(path.relative_to(PACKAGE))
+        if not path.is_relative_to(records) and not place.startswith(READS_HLO):
+            yield place, path.read_text()
+
+
+def test_facts_about_primitives_stand_in_their_records():
+    """Else they differ from file to file, and a new primitive is in one of them."""
+    found = {
+        f"{place} {name}"
+        for place, text in _outside_the_records()
+        for name, words in _tables(ast.parse(text))
+        if _of_primitives(name, words)
+    }
+    assert found == TABLES.keys()
+
+
+def test_equations_are_asked_for_their_records():
+    """Comparisons with the name of a primitive are for those asked about once."""
+    text = "\n".join(text for _, text in _outside_the_records())
+    assert len(re.findall(r"primitive\.name", text)) <= 60

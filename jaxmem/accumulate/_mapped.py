@@ -17,7 +17,7 @@ from jaxmem import _compat
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._trees import split_batch
 from jaxmem.accumulate._whole_batch import tell_of_examples_together
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.optim.accumulation import axis_text
 
 _CONSTRAINT = "sharding_constraint"
@@ -90,7 +90,7 @@ def _without_axes(loss_fn: Callable, axes: Sequence[str], *args: Any) -> Callabl
     # of types that name no mesh: in the map it is another one
     bare = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
     traced, out = jax.make_jaxpr(loss_fn, return_shape=True)(*bare)
-    named = (e for e in jaxprs.walk(traced) if e.primitive.name == _CONSTRAINT)
+    named = (e for e in jaxprs.walk(traced) if primitives.is_constraint(e))
     if not any({*axes} & _axes_of(eqn) for eqn in named):
         return loss_fn
     tree = jax.tree.structure(out)
@@ -148,7 +148,7 @@ def _freed_jaxpr(jaxpr, axes: frozenset[str]) -> Any:
 
 def _freed_equation(eqn, axes: frozenset[str]) -> Any:
     params = {name: _freed(value, axes) for name, value in eqn.params.items()}
-    if eqn.primitive.name == _CONSTRAINT:
+    if primitives.is_constraint(eqn):
         sharding = params["sharding"]
         # of a map the other axes alone are left, of its own mesh
         mesh = jax.sharding.get_abstract_mesh()

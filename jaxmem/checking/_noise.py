@@ -25,24 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.primitives import Kind
 
-EXACT = frozenset(
-    "abs all_gather all_gather_invariant all_to_all argmax argmin bitcast_convert_type"
-    " broadcast broadcast_in_dim ceil clamp complex concatenate conj copy copy_p cummax"
-    " cummin device_put dynamic_slice dynamic_update_slice empty empty2 expand_dims"
-    " floor full gather imag iota max min name neg nextafter optimization_barrier pad"
-    " pbroadcast pcast pmax pmin ppermute pvary random_bits random_unwrap random_wrap"
-    " real reduce_max reduce_min reduce_precision reshape reshard rev round scatter"
-    " select_and_gather_add select_n sharding_constraint sign slice sort split squeeze"
-    " stop_gradient top_k transpose mutable_array ref get swap".split()
-)
-_PRODUCTS = ("dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated")
-_TERMS = frozenset(
-    "reduce_sum reduce_prod reduce reduce_window reduce_window_sum cumsum cumprod"
-    " cumlogsumexp scatter-add scatter_add scatter-mul scatter_mul"
-    " select_and_scatter_add psum psum_invariant psum2 reduce_scatter".split()
-)
 # bits of the significand that a float32 product has where no precision is asked for
 _PRODUCT_BITS = {"gpu": 10, "cuda": 10, "rocm": 10, "tpu": 7}
 
@@ -60,17 +45,17 @@ class Noise:
         if n <= 1:
             return args
         units = math.sqrt(n)
-        if eqn.primitive.name in _PRODUCTS:
+        if primitives.is_product(eqn):
             units = max(units, self._of_products(eqn))
             return [self._wide(args[0], units), *args[1:]]
         return [self.moved(x, units) for x in args]
 
     def after(self, eqn, outs: list) -> list:
         """The results, off by a rounding."""
-        if eqn.primitive.name in EXACT or _is_exact(eqn):
+        if primitives.of(eqn).exact or _is_exact(eqn):
             return outs
         n = terms(eqn)
-        narrow = eqn.primitive.name in _PRODUCTS and _itemsize(outs[0]) < 4
+        narrow = primitives.is_product(eqn) and _itemsize(outs[0]) < 4
         return [self.moved(x, 1.0 if narrow else math.sqrt(n)) for x in outs]
 
     def inside_shards(self) -> "Noise":
@@ -107,21 +92,21 @@ def terms(eqn) -> int:
     """How many terms an equation sums into an element of its result; 1 for no sum."""
     if not eqn.invars:
         return 1
-    name, first = eqn.primitive.name, eqn.invars[0]
-    if name == "dot_general":
+    known, first = primitives.of(eqn), eqn.invars[0]
+    if primitives.is_dot(eqn):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         return math.prod(first.aval.shape[i] for i in contracted)
-    if name in _PRODUCTS:
+    if primitives.is_product(eqn):
         kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
         return max(1, kernel.size // max(1, min(kernel.shape[-1], out.shape[-1])))
-    if name in ("cumsum", "cumprod", "cumlogsumexp"):
+    if known.kind is Kind.CUMULATIVE and known.sums:
         return first.aval.shape[eqn.params["axis"]]
-    if name.startswith("scatter") and name in _TERMS:
+    if known.kind is Kind.SCATTER and known.sums:
         updates = eqn.invars[2].aval.size
         return 1 + updates // max(1, math.prod(first.aval.shape[-1:]))
-    if name.startswith("reduce_window"):
+    if known.sums and known.name.startswith("reduce_window"):
         return math.prod(eqn.params["window_dimensions"])
-    if name in _TERMS:
+    if known.sums:
         sizes = jaxprs.elements(first.aval.shape), eqn.outvars[0].aval.size
         return max(1, sizes[0] // max(1, sizes[1]))
     return 1
@@ -129,7 +114,7 @@ def terms(eqn) -> int:
 
 def _is_exact(eqn) -> bool:
     """A cast that loses nothing; bits of a random number made one in [0, 1)."""
-    if eqn.primitive.name == "convert_element_type":
+    if primitives.is_cast(eqn):
         before, after = (v.aval.dtype for v in (*eqn.invars, *eqn.outvars))
         if not jnp.issubdtype(before, jnp.floating):
             return True

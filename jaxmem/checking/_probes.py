@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem._module_path import ops_in, parse_op_name, without_repetition
-from jaxmem.checking._noise import EXACT, Noise
+from jaxmem.checking._noise import Noise
 from jaxmem.checking._walk import walk
+from jaxmem.ir import primitives
 
 _OF_A_KIND = 4
-# what a rewrite may write in another way, and what is not worth a place in memory
-_NOT_KEPT = EXACT | {"mul", "sub", "div", "convert_element_type", "integer_pow"}
+# what a rewrite may write in another way
+_WRITTEN_OTHERWISE = ("mul", "sub", "div", "convert_element_type", "integer_pow")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class Probes:
     def _keep(self, eqn, stack: str, outs: list) -> None:
         name = eqn.primitive.name
         where = parse_op_name(f"{stack}/{name}")
-        if name in _NOT_KEPT or where.recomputed or ops_in(where.module_path):
+        # what rounds nothing is not worth a place in memory
+        skipped = primitives.of(eqn).exact or name in _WRITTEN_OTHERWISE
+        if skipped or where.recomputed or ops_in(where.module_path):
             return
         module = without_repetition(where.module_path)
         kind = module, where.backward, name

@@ -7,11 +7,10 @@ from typing import Any, Protocol
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_plain_call, opened
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
-
-_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 class Visitor(Protocol):
@@ -57,11 +56,10 @@ def _rule(visitor: Visitor, stack: str) -> Callable[[Any, list], list[Any]]:
 
     def rule(eqn, args: list) -> list[Any]:
         scopes = "/".join(part for part in (stack, _compat.name_stack(eqn)) if part)
-        name = eqn.primitive.name
-        if name in _ENTERED:
-            enter = partial(_ENTERED[name], eqn, args, visitor, scopes)
+        if (way := _way_into(eqn)) is not None:
+            enter = partial(way, eqn, args, visitor, scopes)
             return _compat.in_context_of(eqn, enter)
-        if is_plain_call(eqn) or name in jaxprs.TAKES_OPEN_JAXPR:
+        if is_plain_call(eqn) or primitives.is_remat(eqn):
             return opened(eqn, args, _rule(visitor, scopes))
         outs = _compat.bind(eqn, visitor.before(eqn, args))
         return _compat.in_context_of(eqn, lambda: visitor.after(eqn, scopes, outs))
@@ -119,10 +117,12 @@ def _shard_map(eqn, args: list, visitor: Visitor, stack: str) -> list[Any]:
     return _compat.shard_map_again(eqn, shards, args)
 
 
-_ENTERED = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "shard_map": _shard_map,
-    **dict.fromkeys(_CUSTOM, _call),
-}
+_ENTERED = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map}
+
+
+def _way_into(eqn) -> Callable[..., list[Any]] | None:
+    """How what is in an equation is evaluated, where that is told about."""
+    known = primitives.of(eqn)
+    if known.kind in (Kind.CUSTOM_JVP, Kind.CUSTOM_VJP):
+        return _call
+    return _ENTERED.get(known.name)

@@ -11,11 +11,12 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.chips import Machine
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import MATMULS, is_fused
+from jaxmem.ir.costs import is_fused
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import mapped_axes
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_var, iterations
@@ -24,23 +25,15 @@ from jaxmem.ir.shards import WHOLE, Spreads
 # A random word, in terms of what it takes to write it: that, and 60 operations of
 # threefry, as of a compiled kernel: by an H100's rates another 1.8 times.
 _HASH = 3
-_RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
-# the jaxpr does not say how often they iterate, or what they do
-_OPAQUE = {"while", "pallas_call", "ffi_call", "custom_call"}
-_COLLECTIVES = {
-    *("psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_to_all"),
-    *("all_gather", "all_gather_invariant", "reduce_scatter", "psum_scatter"),
-}
 
 
 def flops(eqn, spreads: Spreads = WHOLE) -> float:
     """Multiplications and additions of matmuls and convolutions, loops in full."""
-    name = eqn.primitive.name
-    if name not in MATMULS:
+    if not primitives.is_product(eqn):
         return _of_products_inside(eqn, spreads, flops)
     if is_ragged(eqn):
         return ragged_flops(eqn) / spreads.workers(eqn)
-    if name == "dot_general":
+    if primitives.is_dot(eqn):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         shape = eqn.invars[0].aval.shape
         inner = elements([shape[a] for a in contracted])
@@ -54,7 +47,7 @@ def flops(eqn, spreads: Spreads = WHOLE) -> float:
 
 def arithmetic(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
     """How long the arithmetic of a matmul or a convolution takes; 0 of all else."""
-    if eqn.primitive.name not in MATMULS:
+    if not primitives.is_product(eqn):
         return 0.0
     narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
     return flops(eqn, spreads) / (machine.narrow if narrow else machine.wide)
@@ -66,14 +59,15 @@ def seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float | None:
         return None
     if is_fused(eqn):
         return 0.0
-    if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
+    known = primitives.of(eqn)
+    if known.opaque or known.sends:
         return None
     if jaxprs.bodies(eqn):
         return _inside(eqn, spreads, lambda e, s: seconds(e, machine, s))
-    if eqn.primitive.name in MATMULS:
+    if primitives.is_product(eqn):
         return arithmetic(eqn, machine, spreads)
     # a counter is hashed: that takes arithmetic where others wait for memory
-    if eqn.primitive.name in _RANDOM:
+    if known.kind is Kind.RANDOM:
         return _HASH * sum(map(spreads.bytes_of, eqn.outvars)) / machine.bandwidth
     atoms = filter(is_var, [*eqn.invars, *eqn.outvars])
     return sum(map(spreads.bytes_of, atoms)) / machine.bandwidth
@@ -87,7 +81,7 @@ def recompute_seconds(eqn, machine: Machine, spreads: Spreads) -> float | None:
 
 def product_seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
-    if eqn.primitive.name in MATMULS:
+    if primitives.is_product(eqn):
         return arithmetic(eqn, machine, spreads)
     of = lambda e, s: product_seconds(e, machine, s)
     return _of_products_inside(eqn, spreads, of)
@@ -98,7 +92,7 @@ def _of_products_inside(
 ) -> float:
     # where there are none, it is no matter how arrays inside are spread
     inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
-    if not any(e.primitive.name in MATMULS for e in inside):
+    if not any(map(primitives.is_product, inside)):
         return 0.0
     return _inside(eqn, spreads, of) or 0.0
 
@@ -118,12 +112,12 @@ def _inside(
             return None
         sums.append(sum(known) / (_sharing(eqn, spreads) if given is None else 1))
     # one branch is taken, and nobody knows which
-    one = max(sums) if eqn.primitive.name == "cond" else sum(sums)
+    one = max(sums) if primitives.is_branch(eqn) else sum(sums)
     return iterations(eqn) * one
 
 
 def _sharing(eqn, spreads: Spreads) -> int:
     """How many devices share what the bodies of an equation are of."""
     # that of a `shard_map` is of one device already
-    own = mapped_axes(eqn) if eqn.primitive.name == "shard_map" else ()
+    own = mapped_axes(eqn) if primitives.is_shard_map(eqn) else ()
     return spreads.workers(eqn, without=own)

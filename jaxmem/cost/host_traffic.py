@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxmem.chips import Machine
 from jaxmem.cost.equations import seconds
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import is_on_host, iterations
@@ -30,7 +30,7 @@ def host_traffic(closed, given: InputSpreads | None = None) -> int:
 def _traffic(eqn, spreads: Spreads) -> int:
     """Of an equation and its bodies, all iterations of a scan."""
     total = 0
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         for u, v in zip(eqn.invars, eqn.outvars, strict=True):
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
             shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
@@ -54,7 +54,7 @@ def waiting_for_host(
     total, spreads = 0.0, spreads_in(closed, given)
     for eqn in jaxprs.split(closed)[0].eqns:
         within = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
-        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
+        if primitives.is_scan(eqn) and not any(map(_has_copies, _inner(eqn))):
             work, sent = seconds(eqn, machine, spreads), _traffic(eqn, spreads)
             total += 0.0 if work is None else max(0.0, sent / machine.host - work)
         else:
@@ -67,11 +67,11 @@ def _inner(eqn) -> list[Any]:
 
 
 def _has_copies(eqn) -> bool:
-    return eqn.primitive.name == "scan" and any(map(_moves, jaxprs.bodies(eqn)))
+    return primitives.is_scan(eqn) and any(map(_moves, jaxprs.bodies(eqn)))
 
 
 def _moves(body) -> bool:
     """Whether anything in a body goes to the host's memory, or comes from it."""
-    puts = (e for e in jaxprs.walk(body) if e.primitive.name == "device_put")
+    puts = (e for e in jaxprs.walk(body) if primitives.is_transfer(e))
     pairs = (zip(e.invars, e.outvars, strict=True) for e in puts)
     return any(is_on_host(u) != is_on_host(v) for pair in pairs for u, v in pair)

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem.ir import primitives
 from jaxmem.ir.costs import is_fused
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.label_rules import COMBINE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Spreads
-
-_REDUCTIONS = frozenset(COMBINE) | {"argmax", "argmin"}
-_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 class LiveBytes:
@@ -39,7 +37,7 @@ class LiveBytes:
         for i in reversed(every):
             eqn = graph.eqns[i]
             # the result may lie where an operand was
-            end = i if is_fused(eqn) or eqn.primitive.name in _IN_PLACE else i + 1
+            end = i if is_fused(eqn) or primitives.of(eqn).into_first else i + 1
             for v in eqn.outvars:
                 self.death[v] = max(self.death.get(v, i + 1), i + 1)
                 self.death[v] = self.count if v in outputs else self.death[v]
@@ -53,7 +51,8 @@ class LiveBytes:
         readers = [self.graph.eqns[i] for i in self.graph.users.get(v, ())]
         if not is_fused(eqn) or v in self.graph.outputs or not readers:
             return True
-        inlined = lambda e: is_fused(e) or e.primitive.name in _REDUCTIONS
+        reduces = lambda e: primitives.of(e).kind is Kind.REDUCTION
+        inlined = lambda e: is_fused(e) or reduces(e)
         return not all(map(inlined, readers))
 
     @cached_property

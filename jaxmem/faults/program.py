@@ -6,12 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import LOOPS
-
-# the result has the values of the operand
-_SAME = frozenset("copy copy_p name pvary pcast reshard sharding_constraint".split())
+from jaxmem.ir.primitives import Kind
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class ProgramLevel:
                 level, v = level.given(v)
                 continue
             eqn = level.graph.eqns[i]
-            if eqn.primitive.name in _SAME:
+            if primitives.of(eqn).kind is Kind.IDENTITY:
                 v = eqn.invars[0]
             elif (body := jaxprs.called(eqn)) is not None:
                 level = ProgramLevel(JaxprGraph(body), eqn, level)
@@ -85,7 +82,7 @@ class ProgramLevel:
             i = level.graph.maker.get(v)
             if i is not None:
                 eqn = level.graph.eqns[i]
-                if eqn.primitive.name not in _SAME:
+                if primitives.of(eqn).kind is not Kind.IDENTITY:
                     break
                 v = eqn.invars[0]
                 continue
@@ -100,7 +97,7 @@ class ProgramLevel:
         """Whether a loop is around it."""
         level: ProgramLevel | None = self
         while level is not None:
-            if level.eqn is not None and level.eqn.primitive.name in LOOPS:
+            if level.eqn is not None and primitives.is_loop(level.eqn):
                 return True
             level = level.outer
         return False

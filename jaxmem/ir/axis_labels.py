@@ -14,12 +14,10 @@ from typing import Any, NamedTuple
 from jaxmem import _compat
 from jaxmem.ir import label_products as products
 from jaxmem.ir import label_rules as rules
-from jaxmem.ir.label_rules import CONSTRAINT, Labels, Rule
+from jaxmem.ir import primitives
+from jaxmem.ir.label_rules import Labels, Rule
 from jaxmem.ir.primitives import (
-    ELEMENTWISE,
-    SPECIAL,
-    SUMS_OVER_DEVICES,
-    VARYING,
+    Kind,
 )
 
 Axis = int | None  # None: the array is not cut
@@ -54,7 +52,7 @@ def labels(eqn, n: int) -> Labels | str:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return UNKNOWN
-    if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
+    if not primitives.is_constraint(eqn) and _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, n)
 
@@ -109,22 +107,25 @@ def _sharding(eqn) -> Any:
     return sharding if named and sharding is not None else None
 
 
-_KEYS = "random_fold_in random_seed random_split random_unwrap random_wrap".split()
+def _of(rule: Rule, has: Callable[[primitives.Record], bool]) -> dict[str, Rule]:
+    return dict.fromkeys(primitives.names(has), rule)
+
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
-    **dict.fromkeys(SPECIAL, rules.elementwise),
-    **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
-    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], rules.along("axis")),
-    **dict.fromkeys(["cumlogsumexp", "split", "top_k"], rules.along("axis")),
+    **_of(rules.elementwise, lambda p: p.elementwise or p.kind is Kind.SPECIAL),
+    **_of(rules.reduction, lambda p: p.kind is Kind.REDUCTION and not p.by_body),
+    **_of(rules.along("axis"), lambda p: p.kind is Kind.CUMULATIVE),
+    **_of(rules.psum, lambda p: p.kind is Kind.PSUM),
+    **_of(rules.random_keys, lambda p: p.kind is Kind.KEY),
+    **_of(products.scatter, lambda p: p.kind is Kind.SCATTER),
+    **_of(products.matrices, lambda p: p.kind is Kind.MATRIX),
+    **_of(products.windows, lambda p: p.kind is Kind.WINDOW and not p.by_body),
+    **dict.fromkeys(["split", "top_k"], rules.along("axis")),
     **dict.fromkeys(["sort", "concatenate"], rules.along("dimension")),
-    **dict.fromkeys([*VARYING, "optimization_barrier", "name"], rules.each_alone),
-    **dict.fromkeys(SUMS_OVER_DEVICES, rules.psum),
+    **dict.fromkeys(["pvary", "pcast"], rules.each_alone),
+    **dict.fromkeys(["optimization_barrier", "name"], rules.each_alone),
     **dict.fromkeys(["slice", "dynamic_slice"], rules.sliced),
-    **dict.fromkeys(products.SCATTERS, products.scatter),
-    **dict.fromkeys(products.MATRICES, products.matrices),
-    **dict.fromkeys(products.WINDOWS, products.windows),
-    CONSTRAINT: rules.constraint,
+    "sharding_constraint": rules.constraint,
     "bitcast_convert_type": rules.bitcast,
     "device_put": rules.device_put,
     "dynamic_update_slice": rules.updated,
@@ -142,7 +143,6 @@ RULES: dict[str, Rule] = {
     "scan": rules.loop,
     "threefry2x32": rules.elementwise,
     "random_bits": rules.random_bits,
-    **dict.fromkeys(_KEYS, rules.random_keys),
     "dot_general": products.dot_general,
     "conv_general_dilated": products.convolution,
     "gather": products.gather,
@@ -151,8 +151,9 @@ RULES: dict[str, Rule] = {
 
 # What does more than compute: done for each part, it gives the same values, but sends
 # more messages or transfers, which all devices must agree upon.
+_PSUMS = primitives.names(lambda p: p.kind is Kind.PSUM)
 BEYOND = {
-    **dict.fromkeys(SUMS_OVER_DEVICES, "it sums over devices"),
+    **dict.fromkeys(_PSUMS, "it sums over devices"),
     "device_put": "it sends arrays to another memory",
 }
 
@@ -180,7 +181,7 @@ def resized(
       new: of the length of an axis that is cut, the length of its part.
     """
     params, name = dict(eqn.params), eqn.primitive.name
-    if "sharding" in params and name != CONSTRAINT:
+    if "sharding" in params and name != "sharding_constraint":
         params["sharding"] = None  # that of no mesh, and of the whole array's rank
     at = lambda sizes, axis: (*sizes[:axis], new(sizes[axis]), *sizes[axis + 1 :])
     key, axis = _SIZES.get(name), outs[0] if outs else None

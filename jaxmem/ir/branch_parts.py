@@ -13,7 +13,7 @@ import jax
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.body_parts import BodyParts, Run
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
@@ -126,7 +126,7 @@ class Branches:
     """`cond`s by one predicate."""
 
     def key(self, eqn) -> Any:
-        if eqn.primitive.name != "cond" or _compat.has_side_effects(eqn):
+        if not primitives.is_branch(eqn) or _compat.has_side_effects(eqn):
             return None
         known = is_var(eqn.invars[0]) and can_be_taken_apart(eqn)
         return (eqn.invars[0], _count(eqn)) if known else None

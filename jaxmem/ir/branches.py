@@ -13,14 +13,14 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs, layer_axis
+from jaxmem.ir import jaxprs, layer_axis, primitives
 from jaxmem.ir.layer_axis import Axis, Batched, Treatment, narrow, operand_axes
 from jaxmem.ir.scans import is_var
 
 
 def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     """`layer_axis.treatment`, of a `cond` too."""
-    if eqn.primitive.name != "cond":
+    if not primitives.is_branch(eqn):
         return layer_axis.treatment(eqn, axes)
     if axes[0] is not None:
         return "which branch it takes depends on the layer"
@@ -37,7 +37,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
 
 def of_layers(eqn, args: Sequence[Any], treated: Batched, size: int = 1) -> list[Any]:
     """Outputs of `eqn` on operands cut to `size` layers, where `treated` says."""
-    if eqn.primitive.name != "cond":
+    if not primitives.is_branch(eqn):
         return _compat.bind(eqn, list(args), narrow(eqn, treated.outs, size))
     branches = _branches(eqn, list(treated.ins[1:]), list(treated.outs))
     assert not isinstance(branches, str), branches
@@ -93,7 +93,7 @@ class _Branch:
             }
             for i, eqn in enumerate(self.jaxpr.eqns):
                 if why := self._through(i, eqn):
-                    return f"in a branch, `{eqn.primitive.name}`: {why}"
+                    return f"in a branch, {primitives.quoted(eqn)}: {why}"
         return ""
 
     def _through(self, i: int, eqn) -> str:

@@ -9,15 +9,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels, is_constraint
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shards import Names, Spreads
-
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def sent(eqn, spreads: Spreads) -> float:
@@ -39,9 +37,9 @@ def _sent(eqn, spreads: Spreads) -> float:
     if known := [_sent_in(*one) for one in inside if one[1] is not None]:
         # of branches one is taken, and nobody knows which
         return max(known) * iterations(eqn)
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         return 0.0  # its collectives are equations inside, which nobody recomputes
-    if is_constraint(eqn):
+    if primitives.is_constraint(eqn):
         return _of_constraint(eqn, spreads)
     summed, gathered, cut = set(), set(), 0.0
     for k, axis, names in _spread_axes(eqn, spreads):
@@ -62,7 +60,7 @@ def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
     So it is with weights that are spread over the axes of the mesh that the examples
     are spread over (FSDP).
     """
-    if eqn.primitive.name not in _PRODUCTS or spreads.mesh is None:
+    if not primitives.is_product(eqn) or spreads.mesh is None:
         return
     for k, v in enumerate(eqn.invars):
         names = [n for j, _, n in _spread_axes(eqn, spreads) if j == k]
@@ -111,7 +109,7 @@ def _is_summed(eqn, table: Labels, label, names: Names, spreads: Spreads) -> boo
 
 def _is_gathered(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
     """Whether a result is whole along an axis that an operand is spread along."""
-    if eqn.primitive.name in _PRODUCTS:
+    if primitives.is_product(eqn):
         return False
     for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
         if label in of_axes:

@@ -1,31 +1,26 @@
 """What costs nothing: it is done inside of what reads it, or is looked up."""
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.part_marks import innermost_operations
-from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
-
-# done where they are read, inside whatever reads them
-FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
-FUSED |= {"empty", "empty2"}  # nobody writes or reads them
-MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    free = lambda e: e.primitive.name in FUSED or is_lookup(e)
+    free = lambda e: primitives.of(e).fused or is_lookup(e)
     fused = all(map(free, innermost_operations(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 
 def is_fused(eqn) -> bool:
     """Whether an equation is done inside of what reads its result."""
-    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
+    return primitives.of(eqn).fused or primitives.is_barrier(eqn)
 
 
 def is_lookup(eqn) -> bool:
     """Whether codes are looked up in a table of a byte's values, as NF4's sixteen."""
-    if eqn.primitive.name != "gather":
+    if not primitives.is_gather(eqn):
         return False
     table, codes = (elements(v.aval.shape) for v in eqn.invars[:2])
     return table <= min(256, codes)

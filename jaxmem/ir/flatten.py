@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import barrier, is_var
 
 
@@ -18,7 +19,7 @@ def flatten(closed):
     def rule(eqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
             return opened(eqn, args, rule)
-        if eqn.primitive.name in ("scan", "cond"):
+        if primitives.is_scan(eqn) or primitives.is_branch(eqn):
             bodies = [flatten(body) for body in jaxprs.bodies(eqn)]
             return jaxprs.rebind(eqn, args, bodies)
         # `jax.jacfwd` splits what it gives into as many pieces as it has arguments
@@ -78,13 +79,9 @@ def is_explicit(sharding) -> bool:
 
 def is_plain_call(eqn) -> bool:
     """Whether an equation is a call that can be written out in its place."""
-    if eqn.primitive.name in ("closed_call", "core_call", "eval_jaxpr"):
+    if primitives.of(eqn).kind is Kind.CALL:
         return True
-    return is_jit(eqn) and why_closed(eqn) == ""
-
-
-def is_jit(eqn) -> bool:
-    return eqn.primitive.name in ("jit", "pjit")
+    return primitives.is_jit(eqn) and why_closed(eqn) == ""
 
 
 def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
@@ -118,12 +115,12 @@ def is_usual_memory(sharding) -> bool:
 
 
 def _hides_backward_scan(eqn) -> bool:
-    if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
+    if not primitives.is_remat(eqn):
         return False
     if not eqn.params["differentiated"]:
         return False
     return any(
         # the backward scan runs from the last layer to the first
-        e.primitive.name == "scan" and e.params["reverse"]
+        primitives.is_scan(e) and e.params["reverse"]
         for e in jaxprs.walk(jaxprs.bodies(eqn)[0])
     )

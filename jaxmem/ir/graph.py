@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_on_host, is_var
 
@@ -39,7 +39,7 @@ class JaxprGraph:
         while v in self.maker:
             eqn = self.eqns[self.maker[v]]
             # a constraint says where an array lies, and leaves what it is
-            if eqn.primitive.name != "sharding_constraint":
+            if not primitives.is_constraint(eqn):
                 return False
             v = eqn.invars[0]
         return True

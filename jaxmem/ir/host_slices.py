@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_on_host, is_var, scan_like, split, xs_of, ys_of
 
 # a pass of XLA:GPU; `xla_disable_hlo_passes` with its name leaves all to kernels
@@ -31,8 +31,6 @@ WHAT_TO_DO = (
 )
 AFFECTED = (0, 10, 2) <= jax.__version_info__ < (0, 11, 1)
 _INSIDE = {"allow_negative_indices": False}
-# name -> number of operands before the indices
-_SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}
 
 Hide = Callable[[Any], Any]
 
@@ -61,13 +59,14 @@ def with_hidden_indices(closed):
 
 def walks_back(eqn) -> bool:
     """Whether a scan goes backwards through arrays in the host's memory."""
-    if eqn.primitive.name != "scan" or not eqn.params["reverse"]:
+    if not primitives.is_scan(eqn) or not eqn.params["reverse"]:
         return False
     return any(is_var(v) and is_on_host(v) for v in (*xs_of(eqn), *ys_of(eqn)))
 
 
 def _is_slice(eqn) -> bool:
-    return eqn.primitive.name in _SLICES and is_on_host(eqn.invars[0])
+    at_index = primitives.is_update(eqn) or primitives.is_dynamic_slice(eqn)
+    return at_index and is_on_host(eqn.invars[0])
 
 
 def _may_be_misread(eqn) -> bool:
@@ -79,7 +78,7 @@ def _rule(hide: Hide | None = None) -> Callable:
 
     def rule(eqn, args: list) -> list[Any] | None:
         if hide is not None and _is_slice(eqn):
-            n = _SLICES[eqn.primitive.name]
+            n = 2 if primitives.is_update(eqn) else 1  # operands before the indices
             pairs = zip(eqn.invars[n:], args[n:], strict=True)
             at = [hide(x) if is_var(v) else x for v, x in pairs]
             return _compat.bind(eqn, [*args[:n], *at])
@@ -87,9 +86,10 @@ def _rule(hide: Hide | None = None) -> Callable:
         inner = (one for body in inside for one in jaxprs.walk(body))
         if not walks_back(eqn) and not any(map(_may_be_misread, inner)):
             return None
-        if eqn.primitive.name in _LOOPS:
-            return _LOOPS[eqn.primitive.name](eqn, args, hiding())
-        if eqn.primitive.name == "shard_map":
+        if primitives.is_loop(eqn):
+            loop = _scan if primitives.is_scan(eqn) else _while
+            return loop(eqn, args, hiding())
+        if primitives.is_shard_map(eqn):
             run = lambda args: jaxprs.evaluate(inside[0], args, _rule())
             return _compat.shard_map_again(eqn, run, args)
         if hide is not None and (body := jaxprs.called(eqn)) is not None:
@@ -135,6 +135,3 @@ def _while(eqn, args: list, hide: Hide) -> list[Any]:
     goes_on = lambda carry: jaxprs.evaluate(test, [*known, *carry])[0]
     step = lambda carry: jaxprs.evaluate(body, [*consts, *carry], _rule(hide))
     return list(_compat.in_context_of(eqn, lax.while_loop, goes_on, step, init))
-
-
-_LOOPS = {"scan": _scan, "while": _while}

@@ -15,9 +15,9 @@ import jax.core
 from jax.sharding import AxisType
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 
 # Primitives whose body has no constants of its own: they come in as arguments.
-TAKES_OPEN_JAXPR = ("checkpoint", "remat", "remat2")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def bodies(eqn) -> list[Any]:
 def called(eqn) -> Any:
     """The body of a call, whose inputs and outputs are those of the equation."""
     inside = bodies(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
+    if len(inside) != 1 or primitives.is_loop(eqn) or primitives.is_shard_map(eqn):
         return None
     jaxpr = split(inside[0])[0]
     counts = len(jaxpr.invars), len(jaxpr.outvars)
@@ -135,7 +135,7 @@ def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
         if not is_body(value):
             return value
         body = next(fresh)
-        if eqn.primitive.name not in TAKES_OPEN_JAXPR:
+        if not primitives.is_remat(eqn):
             return body
         # an open jaxpr has no constants: they become its first arguments
         extra.extend(body.consts)

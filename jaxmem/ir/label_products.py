@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from jaxmem.ir import primitives
 from jaxmem.ir.label_rules import Label, Labels, axes_of, no_labels
 
 
@@ -58,19 +59,9 @@ def gather(eqn, n: int) -> Labels:
     return Labels((table, index), (rows,))
 
 
-SCATTERS = {
-    "scatter-add": "add",
-    "scatter-min": "min",
-    "scatter-max": "max",
-    # The last of those that write to one place stays. What is subtracted from, or
-    # multiplied, would have to be that of one part alone.
-    **dict.fromkeys(["scatter", "scatter-sub", "scatter-mul"], ""),
-}
-
-
 def scatter(eqn, n: int) -> Labels:
     del n
-    d, combine = eqn.params["dimension_numbers"], SCATTERS[eqn.primitive.name]
+    d, combine = eqn.params["dimension_numbers"], primitives.of(eqn).combine
     batching = d.operand_batching_dims, d.scatter_indices_batching_dims
     named = d.update_window_dims, d.inserted_window_dims
     table, index, rows = _indexed(
@@ -104,10 +95,6 @@ def _indexed(table: Sequence[int], index: Sequence[int], rows: Sequence[int], na
     return tuple(of_table), tuple(of_index), tuple(of_rows)
 
 
-WINDOWS = """reduce_window_sum reduce_window_max reduce_window_min
-select_and_scatter_add select_and_gather_add""".split()
-
-
 def windows(eqn, n: int) -> Labels:
     """Pooling: axes along which a window is one element, in its place."""
     del n
@@ -129,9 +116,6 @@ def fourier(eqn, n: int) -> Labels:
     batch = eqn.invars[0].aval.ndim - len(eqn.params["fft_lengths"])
     labels = lambda v: tuple(d if d < batch else None for d in axes_of(v))
     return Labels((labels(eqn.invars[0]),), (labels(eqn.outvars[0]),))
-
-
-MATRICES = "cholesky eigh geqrf householder_product lu qr svd triangular_solve".split()
 
 
 def matrices(eqn, n: int) -> Labels:

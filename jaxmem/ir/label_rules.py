@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import split
 
 Label = Hashable  # None: the axis cannot be cut
@@ -58,7 +59,7 @@ def elementwise(eqn, n: int) -> Labels:
 def is_plain_bitcast(eqn) -> bool:
     """Whether an operation reads the bits of each element as another type."""
     return (
-        eqn.primitive.name == "bitcast_convert_type"
+        primitives.is_bitcast(eqn)
         and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
     )
 
@@ -79,7 +80,7 @@ def each_alone(eqn, n: int) -> Labels:
 def is_to_memory(eqn) -> bool:
     """Whether it sends arrays to another memory of their device, and nothing else."""
     places = eqn.params.get("devices", ())
-    sends = eqn.primitive.name == "device_put"
+    sends = primitives.is_transfer(eqn)
     return sends and all(isinstance(place, jax.memory.Space) for place in places)
 
 
@@ -92,14 +93,6 @@ def psum(eqn, n: int) -> Labels | str:
     if not named or eqn.params.get("axis_index_groups") is not None:
         return "it sums over more than named axes of the mesh"
     return each_alone(eqn, n)
-
-
-CONSTRAINT = "sharding_constraint"
-
-
-def is_constraint(eqn) -> bool:
-    """Whether it says how an array is to be spread, and computes nothing."""
-    return eqn.primitive.name == CONSTRAINT
 
 
 def constraint(eqn, n: int) -> Labels:
@@ -169,20 +162,9 @@ def transpose(eqn, n: int) -> Labels:
     return Labels((axes_of(eqn.invars[0]),), (outs,))
 
 
-COMBINE = {
-    "reduce_sum": "add",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_prod": "mul",
-    "reduce_and": "bitwise_and",
-    "reduce_or": "bitwise_or",
-    "reduce_xor": "bitwise_xor",
-}
-
-
 def reduction(eqn, n: int) -> Labels:
     del n
-    combine, over = COMBINE.get(eqn.primitive.name, ""), eqn.params["axes"]
+    combine, over = primitives.of(eqn).combine, eqn.params["axes"]
     every = axes_of(eqn.invars[0])
     ins = tuple(d if combine or d not in over else None for d in every)
     return Labels((ins,), (tuple(d for d in every if d not in over),), combine)

@@ -8,11 +8,10 @@ axis, with size one, so most parameters of an operation hold for a slice as they
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxmem.ir import axis_labels
-from jaxmem.ir.axis_labels import CONSTRAINT, Axis, CutAxes, cut
-from jaxmem.ir.label_products import MATRICES, SCATTERS, WINDOWS
-from jaxmem.ir.label_rules import COMBINE, is_plain_bitcast, is_to_memory
-from jaxmem.ir.primitives import ELEMENTWISE, SPECIAL, VARYING
+from jaxmem.ir import axis_labels, primitives
+from jaxmem.ir.axis_labels import Axis, CutAxes, cut
+from jaxmem.ir.label_rules import is_plain_bitcast, is_to_memory
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
 
 
@@ -38,7 +37,7 @@ OF_MODELS = frozenset(
     """approx_top_k complex conj conv_general_dilated dynamic_slice dynamic_update_slice
     fft gather name random_bits random_fold_in random_seed random_split random_unwrap
     random_wrap stack threefry2x32 tile top_k unstack""".split()
-).union(SCATTERS, WINDOWS, SPECIAL)
+) | primitives.names(lambda p: p.kind in (Kind.SCATTER, Kind.WINDOW, Kind.SPECIAL))
 
 
 def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
@@ -55,7 +54,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     if not _is_of(eqn, found, layers):
         return "it merges the layers"
     if found.combine:
-        sums = eqn.primitive.name not in COMBINE
+        sums = primitives.of(eqn).kind is not Kind.REDUCTION
         return "it sums over the layers" if sums else Reduced(found.ins, found.combine)
     return Batched(found.ins, tuple(a for a in found.outs if a is not None))
 
@@ -72,10 +71,10 @@ _WORDS = {
     axis_labels.SOME: "some of its operands do not run along the layers",
 }
 _ALONG = {  # what it does along an axis that cannot be cut
-    **dict.fromkeys([*ELEMENTWISE, "broadcast_in_dim"], "it repeats a single layer"),
-    **dict.fromkeys(["argmax", "argmin"], "it is over the layers"),
-    **dict.fromkeys(MATRICES, "it decomposes the layers themselves"),
-    CONSTRAINT: "it spreads the layers over devices",
+    "broadcast_in_dim": "it repeats a single layer",
+    "argmax": "it is over the layers",
+    "argmin": "it is over the layers",
+    "sharding_constraint": "it spreads the layers over devices",
     "reshape": "it merges the layers",
     "squeeze": "it removes the axis of the layers",
     "slice": "it takes some of the layers",
@@ -92,11 +91,20 @@ def _in_words(eqn, axes: Sequence[Axis], why: str) -> str:
         if name == "scan" and any(a is not None for a in split(eqn, axes)[0]):
             return "it carries something from one layer to the next"
         if len({a for a in axes if a is not None}) == 1:
-            return _ALONG.get(name, "it is along the layers")
+            return _along(name)
         why = axis_labels.TWO
     if why == axis_labels.TWO and name == "dot_general" and _are_free(eqn, axes):
         return "it multiplies each layer by every other"
     return _WORDS.get(why, why)
+
+
+def _along(name: str) -> str:
+    known = primitives.named(name)
+    if known.elementwise:
+        return "it repeats a single layer"
+    if known.kind is Kind.MATRIX:
+        return "it decomposes the layers themselves"
+    return _ALONG.get(name, "it is along the layers")
 
 
 def _are_free(eqn, axes: Sequence[Axis]) -> bool:
@@ -106,20 +114,28 @@ def _are_free(eqn, axes: Sequence[Axis]) -> bool:
     return all(a not in taken for a, taken in zip(axes, of_both, strict=True))
 
 
-# What is repeated for each layer: it costs next to nothing.
-_REPEATED = ELEMENTWISE | VARYING
-_MOVES = {"broadcast_in_dim", "transpose", "reshape", "iota", CONSTRAINT}
+def _is_repeated(eqn) -> bool:
+    """Whether it is done for each layer: it costs next to nothing."""
+    known = primitives.of(eqn)
+    return (
+        known.cheap
+        or primitives.is_constraint(eqn)
+        or is_plain_bitcast(eqn)
+        or is_to_memory(eqn)
+    )
+
+
+def _is_iota(eqn) -> bool:
+    return primitives.of(eqn).name == "iota"
 
 
 def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     """Along which axes the operands must be cut to make a slice of the output."""
     # None for an operation that is not worth repeating.
-    name = eqn.primitive.name
-    alone = is_plain_bitcast(eqn) or is_to_memory(eqn)
-    if not (name in _REPEATED or name in _MOVES or alone) or len(eqn.outvars) != 1:
+    if not _is_repeated(eqn) or len(eqn.outvars) != 1:
         return None
     # counted along another axis, every layer has the same numbers
-    if name == "iota" and eqn.params["dimension"] == out_axis:
+    if _is_iota(eqn) and eqn.params["dimension"] == out_axis:
         return None
     layers = eqn.outvars[0].aval.shape[out_axis]
     found = cut(eqn, [None] * len(eqn.invars), [out_axis], max(layers, 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.propagation import spreads_in
@@ -66,8 +66,8 @@ def lost_axes(closed, shardings: Sequence[Any]) -> Iterator[LostAxis]:
     if found.mesh is None:
         return
     eqns = jaxprs.split(flat)[0].eqns
-    layers = [(e, v) for e in eqns if e.primitive.name == "scan" for v in _carries(e)]
-    products = [(e, e.outvars[0]) for e in eqns if e.primitive.name == "dot_general"]
+    layers = [(e, v) for e in eqns if primitives.is_scan(e) for v in _carries(e)]
+    products = [(e, e.outvars[0]) for e in eqns if primitives.is_dot(e)]
     for made in (layers, products):
         wanted = ((e, v, asked.of.get(v)) for e, v in made if size_of(v) >= LARGE)
         lost = [

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.primitives import Kind
 
 
 def mapped_axes(eqn) -> frozenset[str]:
@@ -13,14 +14,14 @@ def mapped_axes(eqn) -> frozenset[str]:
 
 def operations_of(eqn) -> list[Any]:
     """The operations of a `shard_map`; else the equation itself."""
-    if eqn.primitive.name != "shard_map":
+    if not primitives.is_shard_map(eqn):
         return [eqn]
     return [e for e in jaxprs.bodies(eqn)[0].eqns if not is_of_number(e)]
 
 
 def is_of_number(eqn) -> bool:
     """Whether it makes a number an array of one element, or the reverse."""
-    if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim"):
+    if primitives.of(eqn).kind is not Kind.SHAPE:
         return False
     shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     return shapes in (((), (1,)), ((1,), ()))

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import branch_parts, jaxprs, map_parts, scan_parts
+from jaxmem.ir import branch_parts, jaxprs, map_parts, primitives, scan_parts
 from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.flatten import flatten
@@ -58,27 +58,26 @@ def _before_moves(graph: JaxprGraph, atoms: Iterable[Any]) -> set[Any]:
 
 def _separable(eqn) -> list[int]:
     """Positions of the results of an equation that parts of it can make."""
-    name = eqn.primitive.name
     if _compat.has_side_effects(eqn):
         return []
     plain = [k for k, v in enumerate(eqn.outvars) if is_plain(v)]
-    if name == "scan":
+    if primitives.is_scan(eqn):
         ends = _compat.scan_counts(eqn)[1]
         return [k for k in plain if k >= ends]
-    if name == "cond":
+    if primitives.is_branch(eqn):
         return plain if branch_parts.can_be_taken_apart(eqn) else []
-    if name == "shard_map":
+    if primitives.is_shard_map(eqn):
         return plain if map_parts.can_be_taken_apart(eqn) else []
     return []
 
 
 def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         body = inside_of(eqn, lambda closed: apart(flatten(closed), wanted))
         return map_parts.taken_apart(eqn, body, args)
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
-    if eqn.primitive.name == "cond":
+    if primitives.is_branch(eqn):
         return branch_parts.taken_apart(eqn, bodies, args, wanted)
     return scan_parts.taken_apart(eqn, bodies[0], args, wanted)
 
@@ -93,9 +92,9 @@ def together(closed) -> Any:
     instead = {}
     for i, eqn in enumerate(graph.eqns):
         old = jaxprs.bodies(eqn)
-        if eqn.primitive.name == "shard_map" and any(map(is_part, jaxprs.walk(old[0]))):
+        if primitives.is_shard_map(eqn) and any(map(is_part, jaxprs.walk(old[0]))):
             instead[i] = partial(_with_shards, eqn)
-        if eqn.primitive.name not in ("scan", "cond", "while"):
+        if not (primitives.is_loop(eqn) or primitives.is_branch(eqn)):
             continue
         new = list(map(together, old))
         if any(a is not b for a, b in zip(old, new, strict=True)):
@@ -112,4 +111,4 @@ def _with_shards(eqn, values: Values) -> list[Any]:
 
 def _with_bodies(eqn, bodies: list[Any], values: Values) -> list[Any]:
     outs = jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], bodies)
-    return branch_parts.as_one(bodies, outs) if eqn.primitive.name == "cond" else outs
+    return branch_parts.as_one(bodies, outs) if primitives.is_branch(eqn) else outs

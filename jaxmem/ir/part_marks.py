@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.map_operations import operations_of
 
 _SCOPE = "jaxmem_part"
@@ -28,7 +28,7 @@ def marked(eqn, fn: Callable, *args):
 
 
 def is_part(eqn) -> bool:
-    named = eqn.primitive.name in ("scan", "cond")
+    named = primitives.is_scan(eqn) or primitives.is_branch(eqn)
     return named and _SCOPE in _compat.name_stack(eqn)
 
 

@@ -7,14 +7,12 @@ callback can be compiled: what is measured is the step without them.
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-
-_PRINTS = ("debug_callback", "debug_print")
+from jaxmem.ir import jaxprs, primitives
 
 
 def prints_in(body: Any) -> int:
     """How many there are in a jaxpr and in the bodies in it."""
-    return sum(eqn.primitive.name in _PRINTS for eqn in jaxprs.walk(body))
+    return sum(primitives.is_print(eqn) for eqn in jaxprs.walk(body))
 
 
 def without_prints(closed: Any) -> Any:
@@ -23,12 +21,12 @@ def without_prints(closed: Any) -> Any:
 
 
 def _rule(eqn: Any, args: list[Any]) -> list[Any] | None:
-    if eqn.primitive.name in _PRINTS:
+    if primitives.is_print(eqn):
         return []
     bodies = jaxprs.bodies(eqn)
     if not any(map(prints_in, bodies)):
         return None
-    if eqn.primitive.name == "shard_map":  # its axes have a meaning inside alone
+    if primitives.is_shard_map(eqn):  # its axes have a meaning inside alone
         body = _compat.ClosedJaxpr(bodies[0], ())
         shards = lambda args: jaxprs.evaluate(body, args, _rule)
         return _compat.shard_map_again(eqn, shards, args)

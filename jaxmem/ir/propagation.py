@@ -19,10 +19,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
 
@@ -46,7 +47,7 @@ def spreads_in(closed, given: InputSpreads | None) -> Spreads:
 
 def given_inside(eqn, body, spreads: Spreads) -> InputSpreads | None:
     """How the inputs of a body are spread, as far as that is known."""
-    if eqn.primitive.name in ("scan", "cond"):
+    if primitives.is_scan(eqn) or primitives.is_branch(eqn):
         return spreads.body(eqn)
     return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 
@@ -95,30 +96,28 @@ def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, **how)
 
 
-# What is lowered for one chip alone.
-_KERNELS = ("pallas_call", "ffi_call", "custom_call")
-# Functions of each element that are lowered to CHLO, where Shardy follows no array: XLA
-# rewrites it before, by a pass that jaxlib does not offer.
-_IN_CHLO = frozenset(
-    """acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma
-    sinh square tan""".split()
-)
+# What is lowered for one chip alone, and what is spread by other rules. CHLO is
+# rewritten by XLA before Shardy runs, by a pass that jaxlib does not offer.
+_TOLD = (Kind.KERNEL, Kind.SHARD_MAP, Kind.TRANSFER)
 
 
 def _is_told(eqn) -> bool:
-    name = eqn.primitive.name
-    return name in (*_KERNELS, *_IN_CHLO, "shard_map", "device_put") or (
-        not jaxprs.bodies(eqn) and _compat.has_side_effects(eqn)
+    known = primitives.of(eqn)
+    return (
+        known.kind in _TOLD
+        or known.in_chlo
+        or not jaxprs.bodies(eqn)
+        and _compat.has_side_effects(eqn)
     )
 
 
 def _told(eqn, args: list) -> list[Any] | None:
     """Instead of what Shardy cannot follow, or needs a chip: what it says of shards."""
-    if eqn.primitive.name == "device_put":
+    if primitives.is_transfer(eqn):
         return args
-    if eqn.primitive.name in _IN_CHLO:
+    if primitives.of(eqn).in_chlo:
         return [jax.lax.neg(*args)]
-    if eqn.primitive.name == "shard_map":
+    if primitives.is_shard_map(eqn):
         mesh, specs = eqn.params["mesh"], eqn.params["out_specs"]
         outs = zip(_zeros(eqn), specs, strict=True)
         place = jax.lax.with_sharding_constraint
@@ -162,7 +161,7 @@ def _tell_numbers(closed, found: Spreads) -> None:
 
 def _as_read(eqn, v, found: Spreads) -> Spread:
     """How an operand is spread, by what is known of an equation's other arrays."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return _as_read_in_scan(eqn, v, found)
     if (body := jaxprs.called(eqn)) is not None:
         return _as_read_in_call(eqn, v, found, body)

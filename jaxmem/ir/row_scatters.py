@@ -13,17 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.unique_rows import concatenated, in_table, unique_rows
-
-# What passes an array on as it is.
-_SAME = {"copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary"}
-_SAME |= {"sharding_constraint"}
-_KEEPS_ZERO = {"broadcast_in_dim", "convert_element_type", *_SAME}
-_ADDS = ("add", "add_any")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +137,10 @@ class RowSums:
                 continue
             i = self.graph.maker[w]
             eqn = self.graph.eqns[i]
-            if eqn.primitive.name == "convert_element_type":
+            if primitives.is_cast(eqn):
                 casts.append(eqn.invars[0])
                 continue
-            if eqn.primitive.name == "scatter-add":
+            if primitives.is_scatter_add(eqn):
                 found.append(i)
             todo += _summed(eqn, w)
         return found, casts
@@ -154,30 +148,30 @@ class RowSums:
 
 def _summed(eqn, v) -> list[Any] | str:
     """The operands whose sum, beside rows, an equation makes; or why it makes none."""
-    name = eqn.primitive.name
-    if name == "scatter-add":
+    if primitives.is_scatter_add(eqn):
         if not _adds_rows(eqn):
             return "`scatter-add` adds more or less than whole rows"
         return [eqn.invars[0]]
-    if name in _ADDS:
+    if primitives.is_sum(eqn):
         return list(eqn.invars)
-    if name in _SAME:
+    if primitives.of(eqn).same:
         return [eqn.invars[eqn.outvars.index(v)]]
-    if name == "convert_element_type":
+    if primitives.is_cast(eqn):
         return [eqn.invars[0]]
-    return f"`{name}` makes a part of it"
+    return f"{primitives.quoted(eqn)} makes a part of it"
 
 
 def _own_slots(eqn) -> int:
     """How many rows an equation adds."""
-    if eqn.primitive.name != "scatter-add":
+    if not primitives.is_scatter_add(eqn):
         return 0
     return jaxprs.elements(eqn.invars[1].aval.shape)
 
 
 def _is_zero(eqn, v, zeros: set[Any]) -> bool:
     """Whether every element of an output is known to be zero."""
-    if eqn.primitive.name not in _KEEPS_ZERO:
+    known = primitives.of(eqn)
+    if not (known.same or known.rearranges):
         return False
     atom = eqn.invars[eqn.outvars.index(v)]
     return atom in zeros if is_var(atom) else not np.any(np.asarray(atom.val))

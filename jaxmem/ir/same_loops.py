@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import is_var, split
 
@@ -36,7 +36,7 @@ def _pairs(graph: JaxprGraph) -> Iterator[tuple[int, int]]:
     """(loop, one with more results) from the same first carries, in as many turns."""
     alike: dict[Hashable, list[int]] = {}
     for i, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name == "scan" and not _compat.has_side_effects(eqn):
+        if primitives.is_scan(eqn) and not _compat.has_side_effects(eqn):
             alike.setdefault(_turns(eqn), []).append(i)
     outs = lambda i: len(graph.eqns[i].outvars)
     for found in alike.values():

@@ -12,7 +12,7 @@ from typing import Any
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.body_parts import BodyParts
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
@@ -76,7 +76,7 @@ class Scans:
     """Scans of one length and direction, which hand each other rows."""
 
     def key(self, eqn) -> Any:
-        if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
+        if not primitives.is_scan(eqn) or _compat.has_side_effects(eqn):
             return None
         return tuple(eqn.params[k] for k in ("length", "reverse", "unroll"))
 

@@ -10,10 +10,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements, evaluate
 from jaxmem.ir.jaxprs import is_var as is_var
 
-LOOPS = ("scan", "while")
 # Bytes from which a barrier or a write is worth what it costs: an L4 moves half of them
 # in a launch, an H100 five times as many.
 LARGE = 2**20
@@ -53,7 +53,7 @@ def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:
 
 def carried_aliases(eqn) -> dict[int, int]:
     """Output of a loop's body -> the input whose place it takes in the next one."""
-    if eqn.primitive.name == "while":
+    if primitives.is_while(eqn):
         consts = eqn.params["body_nconsts"]
         return {k: consts + k for k in range(len(eqn.outvars))}
     consts, carries = _compat.scan_counts(eqn)
@@ -62,7 +62,7 @@ def carried_aliases(eqn) -> dict[int, int]:
 
 def iterations(eqn) -> int:
     """How often a body of an equation runs, as far as the jaxpr says it."""
-    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    return eqn.params["length"] if primitives.is_scan(eqn) else 1
 
 
 def xs_of(eqn) -> list[Any]:
@@ -86,7 +86,7 @@ def ahead(stack):
 
 def is_ahead(eqn) -> bool:
     """Whether an equation is that of `ahead`."""
-    return eqn.primitive.name == "name" and eqn.params["name"] == _AHEAD
+    return primitives.is_named(eqn) and eqn.params["name"] == _AHEAD
 
 
 def barrier(values: Sequence[Any]) -> list[Any]:

@@ -17,10 +17,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import CONSTRAINT, Labels
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.shards import (
     InputSpreads,
     Names,
@@ -39,10 +39,10 @@ def labelled_spreads(closed, given: InputSpreads | None) -> Spreads:
 
 def inner_spreads(eqn, body, spreads: Spreads) -> Spreads:
     """How the arrays of a body of an equation are spread, of one device in a map."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return labelled_spreads(body, spreads.body(eqn))
     takes = len(jaxprs.split(body)[0].invars)
-    is_branch = eqn.primitive.name == "cond" and takes == len(eqn.invars) - 1
+    is_branch = primitives.is_branch(eqn) and takes == len(eqn.invars) - 1
     if is_branch or jaxprs.called(eqn) is not None:
         return labelled_spreads(body, spreads.inputs(eqn.invars[-takes:]))
     return Spreads()
@@ -103,9 +103,9 @@ class _Flow:
     def follow(self, i: int, v) -> None:
         """What an equation makes of what is known of one of its arrays."""
         eqn = self.eqns[i]
-        if eqn.primitive.name == CONSTRAINT:
+        if primitives.is_constraint(eqn):
             self.constrain(eqn)
-        elif eqn.primitive.name == "scan" or jaxprs.called(eqn) is not None:
+        elif primitives.is_scan(eqn) or jaxprs.called(eqn) is not None:
             self.bodies.add(i)
         else:
             self.tell(eqn, v)
@@ -130,7 +130,7 @@ class _Flow:
 
     def look_into(self, eqn) -> None:
         """Into a body and out of it."""
-        is_scan = eqn.primitive.name == "scan"
+        is_scan = primitives.is_scan(eqn)
         body = eqn.params["jaxpr"] if is_scan else jaxprs.called(eqn)
         jaxpr = jaxprs.split(body)[0]
         spreads = (self.found.of.get(v, ()) if is_var(v) else () for v in eqn.invars)

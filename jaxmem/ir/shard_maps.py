@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import of_variables
 from jaxmem.ir.scans import is_var
 
@@ -47,7 +47,7 @@ def done_inside(eqn, args: Sequence[Any], rewritten: Callable[[Any], Any]) -> li
 def whole_step(closed):
     """The `shard_map` that is all of a step; None where there are other equations."""
     eqns = jaxprs.split(closed)[0].eqns
-    return eqns[0] if len(eqns) == 1 and eqns[0].primitive.name == "shard_map" else None
+    return eqns[0] if len(eqns) == 1 and primitives.is_shard_map(eqns[0]) else None
 
 
 def aliases_inside(closed, eqn, aliases: Mapping[int, int]) -> dict[int, int]:

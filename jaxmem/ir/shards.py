@@ -15,10 +15,10 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import CONSTRAINT, Labels, constraint
+from jaxmem.ir.label_rules import Labels, constraint
 from jaxmem.ir.scans import kept_size, size_of, split
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
@@ -64,8 +64,9 @@ def named_sharding(sharding) -> jax.NamedSharding | None:
 
 def asked_by(eqn) -> jax.NamedSharding | None:
     """What a constraint asks for."""
-    is_constraint = eqn.primitive.name == CONSTRAINT
-    return named_sharding(eqn.params["sharding"]) if is_constraint else None
+    if not primitives.is_constraint(eqn):
+        return None
+    return named_sharding(eqn.params["sharding"])
 
 
 def is_typed(atom, axis: int) -> bool:
@@ -158,7 +159,7 @@ class Spreads:
         It has all of the result where the axis of the mesh along which operands are
         summed is the one that the result is spread over.
         """
-        if eqn.primitive.name != "dot_general" or self.mesh is None:
+        if not primitives.is_dot(eqn) or self.mesh is None:
             return 0
         (lhs, rhs), _ = eqn.params["dimension_numbers"]
         (out,) = eqn.outvars
@@ -181,9 +182,9 @@ class Spreads:
         """How the inputs of a scan's body, or of a branch, are spread."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
-        if self.mesh is not None and eqn.primitive.name == "cond":
+        if self.mesh is not None and primitives.is_branch(eqn):
             return self.inputs(eqn.invars[1:])
-        if self.mesh is None or eqn.primitive.name != "scan":
+        if self.mesh is None or not primitives.is_scan(eqn):
             return None
         consts, carry, xs = split(eqn, eqn.invars)
         # a carry is spread as it comes out, where somebody reads that

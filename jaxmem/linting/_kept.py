@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var, size_of
-from jaxmem.linting._subject import CALLS, LEAST, SubjectLevel, is_own
-
-# the result has the data of the operand
-_VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split())
+from jaxmem.linting._subject import LEAST, SubjectLevel, is_own
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,8 @@ def definition_of(level: SubjectLevel, var) -> Definition:
                 calls = (id(eqn), *definition.calls)
                 return replace(definition, calls=calls)
         else:
-            operand = eqn.invars[0] if eqn.primitive.name in _VIEWS else None
-            if not _has_dtype_of(operand, var):
+            operand = eqn.invars[0] if _is_view(eqn) else None
+            if not _has_data_of(operand, var):
                 return Definition(level, var, eqn, line)
         var = operand
     return Definition(level, var, None)
@@ -95,13 +93,18 @@ def _body(level: SubjectLevel, eqn) -> SubjectLevel | None:
 def _unchanged_operand(eqn, inner: SubjectLevel, definition: Definition) -> Any:
     """The operand of a call that the call returns unchanged, or None."""
     inputs = inner.graph.arguments
-    if eqn.primitive.name not in CALLS or definition.var not in inputs:
+    if not primitives.of(eqn).calls or definition.var not in inputs:
         return None
     operand = eqn.invars[inputs.index(definition.var)]
     return operand if is_var(operand) else None
 
 
-def _has_dtype_of(operand, var) -> bool:
+def _is_view(eqn) -> bool:
+    return primitives.of(eqn).shows and not primitives.is_barrier(eqn)
+
+
+def _has_data_of(operand, var) -> bool:
     if operand is None or not is_var(operand):
         return False
-    return operand.aval.dtype == var.aval.dtype
+    ours, of_operand = var.aval, operand.aval
+    return of_operand.dtype == ours.dtype and of_operand.size == ours.size

@@ -7,14 +7,12 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem._module_path import parse_op_name, without_repetition
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.linting._report import Finding as Finding
 from jaxmem.memory.compile import CompiledProgram, FlatCall
 
 LEAST = 1024  # bytes below which nothing is reported
-PRODUCTS = ("dot_general", "conv_general_dilated")
-CALLS = ("jit", "pjit", "closed_call", *jaxprs.TAKES_OPEN_JAXPR)
 # Every op of this package has such a name scope; two others are around users' code.
 _OWN_SCOPE, _USERS_SCOPES = "jaxmem.", ("jaxmem.leave", "jaxmem.update")
 
@@ -95,7 +93,7 @@ class SubjectLevel:
         """The lists of equations inside an equation."""
         for body in jaxprs.bodies(eqn):
             graph, length, carry = JaxprGraph(body), 1, frozenset()
-            if eqn.primitive.name == "scan":
+            if primitives.is_scan(eqn):
                 length = eqn.params["length"]
                 n_consts, n_carry = _compat.scan_counts(eqn)
                 carry = frozenset(graph.arguments[n_consts : n_consts + n_carry])

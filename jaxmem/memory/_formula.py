@@ -11,19 +11,13 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import bodies, is_var, split
 
 LONGEST = 60  # characters of a formula
 _SHARED = 24  # characters up to which a value that is read twice is written out
 _DEPTHS = (8, 6, 5, 4, 3, 2, 1)  # tried until a formula is short enough
 _LETTERS = "xyzuvwabcdefghijklmnopqrst"
-_VIEWS = frozenset(
-    """
-    broadcast_in_dim convert_element_type copy copy_p expand_dims name pvary
-    optimization_barrier reduce_precision reshape squeeze stop_gradient transpose
-    """.split()
-)
-PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _INFIX = {
     **{"add": ("+", 1), "add_any": ("+", 1), "sub": ("-", 1)},
     **{"mul": ("*", 2), "div": ("/", 2), "dot_general": ("@", 2)},
@@ -57,7 +51,7 @@ class _Scope:
             jaxpr, _ = split(body)
             if len(jaxpr.outvars) == len(eqn.outvars):
                 same = len(jaxpr.invars) == len(eqn.invars)
-                call = same and eqn.primitive.name not in ("scan", "while")
+                call = same and not primitives.is_loop(eqn)
                 pairs = zip(jaxpr.invars, eqn.invars, strict=True) if call else ()
                 inputs = {v: (self, given) for v, given in pairs}
                 return _Scope(jaxpr, inputs, self.op_of(eqn))
@@ -152,8 +146,8 @@ def _definition(scope: _Scope, var) -> tuple[_Scope, Any, Any]:
             if var not in scope.given:
                 return scope, var, None
             scope, var = scope.given[var]
-        elif eqn.primitive.name in _VIEWS:
-            var = eqn.invars[0]
+        elif primitives.of(eqn).shows:
+            var = eqn.invars[eqn.outvars.index(var)]
         elif (inner := _opened(scope, eqn)) is not None:
             scope, var = inner, inner.jaxpr.outvars[eqn.outvars.index(var)]
         else:
@@ -172,12 +166,12 @@ def _opened(scope: _Scope, eqn) -> _Scope | None:
 
 def _is_layer(scope: _Scope, eqn) -> bool:
     """A product, or one with a bias."""
-    if eqn.primitive.name in PRODUCTS:
+    if primitives.is_product(eqn):
         return True
     if eqn.primitive.name != "add":
         return False
     makers = [_definition(scope, v)[2] for v in eqn.invars]
-    return any(m is not None and m.primitive.name in PRODUCTS for m in makers)
+    return any(m is not None and primitives.is_product(m) for m in makers)
 
 
 def _wrapped(text: str, tight: int, least: int) -> str:

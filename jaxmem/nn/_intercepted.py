@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+from jaxmem.ir import primitives
 from jaxmem.nn._fallback import fall_back
 
 # Either the name stands for another function, or the function has another body.
 _PRODUCTS = {
     name: (getattr(jax.lax, name), getattr(jax.lax, name).__code__)
-    for name in ("dot_general", "conv_general_dilated")
+    for name in primitives.names(lambda known: known.kind is primitives.Kind.PRODUCT)
 }
 INTERCEPTED = "another library intercepts its product"
 LEFT_TO_IT = (

@@ -16,27 +16,16 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jaxmem import _compat
 from jaxmem._checks import check_callable
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir import primitives
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.primitives import Kind
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies
 
 _LOGGER = logging.getLogger("jaxmem")
 
-# What only changes the look of an array: the same bytes are kept.
-VIEWS = frozenset(
-    """
-    broadcast_in_dim copy copy_p mesh_cast name optimization_barrier pvary reshape
-    sharding_constraint squeeze transpose
-    """.split()
-)
-# The derivative in one operand needs the other.
-PRODUCTS = frozenset(
-    "conv_general_dilated dot_general mul ragged_dot ragged_dot_general".split()
-)
-# The derivative needs the operand itself.
-SQUARES = frozenset("integer_pow log reduce_window_max square".split())
-# Or would, were it not a lean one.
+# A pool whose derivative does not need what is pooled, as that of others does.
 _LEAN_POOL = "jaxmem.max_pool"
 
 
@@ -133,13 +122,12 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
     """What `var` is multiplied with in a jaxpr, and which of its outputs it is."""
     same, partners = {var}, []
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
         places = [i for i, v in enumerate(eqn.invars) if _in(v, same)]
         if places and _LEAN_POOL in _compat.name_stack(eqn):
             continue
         for place in places:
             partners += _multiplied(eqn, place)
-            if name in VIEWS:
+            if _is_view(eqn):
                 out = eqn.outvars[place if len(eqn.outvars) > 1 else 0]
                 same |= {out} if out.aval.size == var.aval.size else set()
             for inner, offset in _called(eqn, place):
@@ -150,11 +138,18 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
     return list(dict.fromkeys(filter(_is_var, partners))), outs
 
 
+def _is_view(eqn) -> bool:
+    """Whether it only changes the look of an array: the same bytes are kept."""
+    known = primitives.of(eqn)
+    return known.same or known.kind is Kind.SHAPE
+
+
 def _multiplied(eqn, place: int) -> list[Any]:
     """What an operation multiplies its input at `place` with."""
-    if eqn.primitive.name in PRODUCTS:
+    known = primitives.of(eqn)
+    if known.bilinear:
         return eqn.invars[:place] + eqn.invars[place + 1 :]
-    return [eqn.invars[place]] if eqn.primitive.name in SQUARES else []
+    return [eqn.invars[place]] if known.saves_operand else []
 
 
 def _inside(jaxpr, place: int) -> tuple[list[int], list[int]]:
@@ -166,7 +161,7 @@ def _inside(jaxpr, place: int) -> tuple[list[int], list[int]]:
 
 def _called(eqn, place: int) -> Iterator[tuple[Any, int]]:
     """Bodies that take an input, and how many come before the first they take."""
-    if eqn.primitive.name != "while":  # the inputs of its bodies are not in order
+    if not primitives.is_while(eqn):  # the inputs of its bodies are not in order
         for body in _jaxpr.bodies(eqn):
             jaxpr, _ = _jaxpr.split(body)
             offset = len(eqn.invars) - len(jaxpr.invars)

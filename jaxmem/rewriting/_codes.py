@@ -9,6 +9,7 @@ import jax
 from jaxmem import _compat
 from jaxmem._checks import check_callable
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir import primitives
 from jaxmem.ops.codes import CodeReader, sharing
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies
@@ -49,7 +50,7 @@ def _is_marked(body: Any) -> bool:
 
 def _is_call_of_marks(eqn) -> bool:
     # A `jit` of nothing else, as round most functions of `jax.nn`.
-    if eqn.primitive.name not in ("jit", "pjit"):
+    if not primitives.is_jit(eqn):
         return False
     jaxpr, _ = _jaxpr.split(_jaxpr.bodies(eqn)[0])
     marks = [e for e in jaxpr.eqns if _mark(e) is not None]

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
+from jaxmem.ir.primitives import Kind
 from jaxmem.rewriting._find import Match, frames_of
 from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Node, inputs_of, made_of
 from jaxmem.rewriting._pattern import Pattern
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 _NAME = "dequantized_product"
 
 
@@ -65,7 +65,7 @@ def dequantized_products(graph: FlatGraph) -> Iterator[DequantizedProduct]:
     """The products of a graph with an operand that codes of few bits stand for."""
     made = _made_of_codes(graph)
     for root in graph.nodes if made else ():
-        if root.name not in _PRODUCTS or root in made:
+        if root.record.kind is not Kind.PRODUCT or root in made:
             continue
         wide = [v.node for v in root.ins if v.node is not None and made.get(v.node)]
         if not wide:

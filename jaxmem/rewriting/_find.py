@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem.ir.primitives import Kind
 from jaxmem.rewriting._arguments import Argument, argument_of
 from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, made_of
 from jaxmem.rewriting._fold import folded
 from jaxmem.rewriting._match import Matcher, head
 from jaxmem.rewriting._partial_match import PartialMatch
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._views import MOVES, neutral
+from jaxmem.rewriting._views import neutral
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +57,9 @@ class Refusal:
 
 
 # A statistic that other nodes read is recomputed for them: it must be so many times
-# smaller than the formula's output, and made without these operations.
+# smaller than the formula's output, and made without such operations.
 _SMALL = 8
-_EXPENSIVE = frozenset(
-    """
-    conv_general_dilated custom_vjp_call dot_general random_bits sort threefry2x32
-    """.split()
-)
+_EXPENSIVE = (Kind.RANDOM, Kind.CUSTOM_VJP)
 # The operations fit, and what they are applied to does not.
 ELSEWHERE = "elsewhere"
 
@@ -131,7 +128,7 @@ def _judge(
     arguments = _arguments(pattern, batch, state, bound, frame)
     if arguments is None:
         return None
-    if root.name in MOVES and not all(a.in_order() for a in arguments):
+    if root.record.rearranges and not all(a.in_order() for a in arguments):
         return None
     used = _used_elsewhere(interior, root, state.covered, graph)
     refuse = functools.partial(Refusal, pattern, root, state.covered | {root})
@@ -218,7 +215,7 @@ def is_free(node: Node) -> bool:
     small = all(math.prod(o.shape) == 1 for o in node.outs)
     made = all(folded(v) is not None for v in node.ins)
     made |= neutral(node) is not None
-    return small or made or node.name in MOVES or node.name == "iota"
+    return small or made or node.record.rearranges or node.name == "iota"
 
 
 def _used_elsewhere(interior, root, covered, graph) -> list[Node]:
@@ -244,7 +241,8 @@ def _is_statistic(node: Node, root: Node, covered) -> bool:
     if size * _SMALL > whole:
         return False
     inside = made_of(node, covered)
-    return not any(n.name in _EXPENSIVE or n.bodies for n in inside)
+    expensive = lambda n: n.record.heavy or n.record.kind in _EXPENSIVE or n.bodies
+    return not any(map(expensive, inside))
 
 
 def _with_dtype(match: Match) -> Match | None:

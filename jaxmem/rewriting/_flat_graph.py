@@ -10,11 +10,9 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir import primitives
 from jaxmem.ir.operands_first import operands_first
-
-CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
-# Differentiated by a rule of their own: what is inside is not ours to change.
-OWN_RULE = ("custom_vjp_call", "custom_vjp_call_jaxpr")
+from jaxmem.ir.primitives import Kind
 
 
 class FlatValue:
@@ -59,6 +57,11 @@ class Node:
         return self.eqn.primitive.name
 
     @property
+    def record(self) -> primitives.Record:
+        """What is known of its primitive."""
+        return primitives.of(self.eqn)
+
+    @property
     def params(self) -> dict[str, Any]:
         return self.eqn.params
 
@@ -84,7 +87,7 @@ class Frame:
 
     @property
     def has_own_rule(self) -> bool:
-        return self.eqn is not None and self.eqn.primitive.name == "custom_jvp_call"
+        return self.eqn is not None and primitives.of(self.eqn).kind is Kind.CUSTOM_JVP
 
     def path(self) -> "list[Frame]":
         """From the outermost frame to this one."""
@@ -141,15 +144,20 @@ def _fill(frame: Frame, jaxpr, consts: Sequence[Any]) -> None:
     frame.outs = [read(v) for v in jaxpr.outvars]
 
 
+_OPENED = (Kind.JIT, Kind.CALL, Kind.CUSTOM_JVP)
+
+
 def _item(eqn, ins: list[FlatValue], frame: Frame) -> Node | Frame:
     inner = _jaxpr.bodies(eqn)
-    if eqn.primitive.name in CALLS and len(inner) == 1 and not eqn.effects:
+    kind = primitives.of(eqn).kind
+    if kind in _OPENED and len(inner) == 1 and not eqn.effects:
         call = Frame(eqn, frame, ins)
         _fill(call, *_jaxpr.split(inner[0]))
         return call
     node = Node(eqn, ins, frame)
     node.outs = [FlatValue(v.aval, node) for v in eqn.outvars]
-    if eqn.primitive.name not in OWN_RULE:
+    # differentiated by a rule of its own: what is inside is not ours to change
+    if kind is not Kind.CUSTOM_VJP:
         node.bodies = [build(body) for body in inner]
     return node
 

@@ -1,6 +1,8 @@
 """Which values of a graph are one known number, and how exactly it is known."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,7 @@ from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.rewriting._flat_graph import FlatValue
 
-_VIEWS = ("broadcast_in_dim", "convert_element_type", "copy", "pcast", "pvary")
-_VIEWS += ("reshape", "stop_gradient")
 _FUNCTIONS = {
-    **dict.fromkeys(_VIEWS, lambda x: x),
     "add": np.add,
     "and": np.logical_and,
     "div": np.divide,
@@ -70,10 +69,17 @@ def folded(value: FlatValue) -> Number | None:
     return value.folded
 
 
+def _function(node) -> Callable[..., Any] | None:
+    """Of the numbers that the operands are."""
+    if node.record.keeps_all or node.name == "stop_gradient":
+        return lambda x: x
+    return _FUNCTIONS.get(node.name)
+
+
 def _unfolded(value: FlatValue) -> list[FlatValue]:
     """The operands to fold before a value."""
     node = value.node if value.folded == () and value.known is None else None
-    if node is None or node.name not in _FUNCTIONS:
+    if node is None or _function(node) is None:
         return []
     return [v for v in node.ins if v.folded == ()]
 
@@ -83,7 +89,7 @@ def _fold(value: FlatValue) -> Number | None:
         return _known(value)
     if value.node is None or len(value.node.outs) != 1:
         return None
-    function = _FUNCTIONS.get(value.node.name)
+    function = _function(value.node)
     if function is None or not value.node.ins:
         return None
     found = [folded(v) for v in value.node.ins]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
+from jaxmem.ir.primitives import Kind
 from jaxmem.rewriting._algebra import (
     PRODUCT,
     SUM,
@@ -38,16 +39,6 @@ from jaxmem.rewriting._views import (
     inserted,
 )
 
-ELEMENTWISE = frozenset(
-    ["abs", "and", "atan2", "bitcast_convert_type", "cbrt", "ceil", "clamp", "cos"]
-    + ["cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor"]
-    + ["ge", "gt", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt"]
-    + ["max", "min", "ne", "nextafter", "not", "or", "pow", "rem", "round", "select_n"]
-    + ["shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin"]
-    + ["sinh", "stop_gradient", "tan", "tanh", "xor"]
-)
-COMMUTES = frozenset(["and", "eq", "max", "min", "ne", "or", "xor"])
-REDUCES = frozenset(["argmax", "argmin", "reduce_max", "reduce_min", "reduce_sum"])
 # About how a result is computed, not about what is computed.
 IGNORED = frozenset(
     ["accuracy", "out_sharding", "sharding", "precision", "preferred_element_type"]
@@ -247,18 +238,18 @@ class Matcher(InputMatcher):
         """How operations like one of the formula are matched."""
         if self._is_masking(p, lp):
             return self._selection
-        if p.name in ELEMENTWISE:
+        if p.record.elementwise or p.name == "bitcast_convert_type":
             return self._elementwise
-        if p.name in REDUCES:
+        if p.record.kind is Kind.REDUCTION and not p.record.by_body:
             return self._reduction
         named = {"dot_general": self._contraction, "iota": self._iota}
         return named.get(p.name, self._opaque)
 
     def _elementwise(self, p: Node, lp, t: Node, lt, st) -> Iterator[Step]:
-        if p.name not in ("bitcast_convert_type",) and not _same_params(p, t):
+        if p.name != "bitcast_convert_type" and not _same_params(p, t):
             return
         orders = [t.ins]
-        if p.name in COMMUTES:
+        if p.record.commutes:
             orders.append(t.ins[::-1])
         for order in orders:
             pairs = zip(p.ins, order, strict=True)

@@ -20,7 +20,7 @@ from jaxmem.rewriting._flat_graph import (
 from jaxmem.rewriting._fold import folded
 from jaxmem.rewriting._match import DEPTH, head
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._views import MOVES, below
+from jaxmem.rewriting._views import below
 
 
 @dataclass
@@ -178,7 +178,7 @@ def _settle_covered(rewrites: RewritePlan) -> None:
 def _with_views(graph: FlatGraph, match: Match) -> frozenset[Node]:
     """What a match covers, and the casts and views before it: no copy is kept."""
     frames = {match.frame, *match.opened}
-    views = (n for n in graph.nodes if n.name in MOVES and n.frame in frames)
+    views = (n for n in graph.nodes if n.record.rearranges and n.frame in frames)
     return match.covered.union(views)
 
 

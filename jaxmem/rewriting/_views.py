@@ -16,11 +16,6 @@ from jaxmem.rewriting._fold import folded
 
 Labels = tuple[int | None, ...]
 
-MOVES = frozenset(
-    ["broadcast_in_dim", "convert_element_type", "copy", "reshape", "squeeze"]
-    + ["transpose"]
-)
-
 
 @dataclass
 class Indices:
@@ -68,7 +63,7 @@ def elementwise(operand: FlatValue, labels: Labels) -> Labels:
 
 
 def moved(node: Node, labels: Labels, indices: Indices) -> Labels:
-    """Labels of the operand of an operation in `MOVES` whose output has `labels`."""
+    """Labels of the operand of what rearranges it to an output with `labels`."""
     shape = node.ins[0].shape
     if node.name == "transpose":
         inner: list[int | None] = [None] * len(shape)
@@ -139,7 +134,7 @@ def below(value: FlatValue) -> FlatValue | None:
     node = value.node
     if node is None or len(node.outs) != 1:
         return None
-    which = 0 if node.name in MOVES else neutral(node)
+    which = 0 if node.record.rearranges else neutral(node)
     return None if which is None or folded(value) is not None else node.ins[which]
 
 

@@ -44,3 +44,4 @@ class Options:
     tile: bool = False
     cache: bool = True
     verify: bool = False
+    audit: bool = True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Aliases, is_transposed
 from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.propagation import spreads_in
@@ -71,11 +71,12 @@ class Level:
 
 def has_level(eqn) -> bool:
     """Whether the passes look into an equation: it holds scans, or both passes."""
-    if eqn.primitive.name not in ("scan", "cond", "while", "shard_map"):
+    branches = primitives.is_branch(eqn) or primitives.is_shard_map(eqn)
+    if not (branches or primitives.is_loop(eqn)):
         return False
     inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
-    return both or any(e.primitive.name == "scan" or is_part(e) for e in inside)
+    return both or any(primitives.is_scan(e) or is_part(e) for e in inside)
 
 
 class Pass(Generic[C, R]):

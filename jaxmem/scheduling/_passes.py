@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
 from jaxmem.ir.map_pairs import DoneInHalves, MapHalves, MapPair, map_pairs
@@ -261,7 +261,7 @@ def _sharded_step(
 def _with_shards(closed, rewritten: Callable[[Any], Any]):
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name != "shard_map":
+        if not primitives.is_shard_map(eqn):
             return None
         return done_inside(eqn, args, rewritten)
 
@@ -306,8 +306,8 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     """The same for what lies in loops, branches and in `shard_map`."""
     graph, records = JaxprGraph(level.jaxpr), []
     entered = list(filter(has_level, graph.eqns))
-    maps = [e for e in entered if e.primitive.name == "shard_map"]
-    others = [e for e in entered if e.primitive.name != "shard_map"]
+    maps = [e for e in entered if primitives.is_shard_map(e)]
+    others = [e for e in entered if not primitives.is_shard_map(e)]
 
     given = level.spreads if entered else None
     spreads = labelled_spreads(level.jaxpr, given)
@@ -315,7 +315,7 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     def body_of(eqn, aliases: Aliases, body):
         inside = spreads.body(eqn)
         about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "spreads": inside}
-        if eqn.primitive.name == "shard_map":
+        if primitives.is_shard_map(eqn):
             about["maps"] = (*level.maps, eqn)
         key = "inside", level.target, level.compared, inside, tuple(aliases.items())
         inner = run.known.get(key, (eqn, body), lambda: replace(level, **about))
@@ -326,7 +326,7 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
 
     def entered_bodies(eqn) -> list[Any]:
         own = jaxprs.bodies(eqn)
-        if eqn.primitive.name == "cond":
+        if primitives.is_branch(eqn):
             return [body_of(eqn, {}, body) for body in own]
         # of a `while` the first: the other says whether it goes on
         return [body_of(eqn, carried_aliases(eqn), own[0]), *own[1:]]

@@ -38,6 +38,7 @@ def schedule(
     cache: bool = True,
     progress: bool = True,
     verify: bool = False,
+    audit: bool = True,
 ) -> Scheduled:
     """A function transformation like `jax.jit` that makes a train step take less.
 
@@ -126,6 +127,9 @@ def schedule(
         the step as it was given, both are run on a slice of the batch, which a log line
         tells; where there is no batch to slice, a warning says that nothing was
         verified. Inside another `jax.jit` nothing is.
+      audit: of the modules that a search compiles, only those are taken in which
+        `jaxmem.audit` finds nothing. False takes the others, too: for a finding that
+        has turned out to be none, by `verify` for instance.
 
     Returns:
       A `Scheduled` step: call it, give it to `jaxmem.estimate` or another `jax.jit`,
@@ -140,9 +144,8 @@ def schedule(
       TimeoutError: nothing that fits was found in `search_seconds`.
       VerifyError: with `verify`, at a call: a result differs. It names the result, the
         module and the pass, and has the report.
-      RuntimeError: this installation cannot compile for the target, or XLA makes of
-        every choice what takes slices of the host's arrays from wrong places
-        (`jaxmem.estimate` tells which).
+      RuntimeError: this installation cannot compile for the target, or `jaxmem.audit`
+        finds of every choice that its values are wrong (the error tells why).
 
     Example::
 
@@ -160,6 +163,7 @@ def schedule(
     check_bool("cache", cache)
     check_bool("progress", progress)
     check_bool("verify", verify)
+    check_bool("audit", audit)
     compiler_options = check_options("compiler_options", compiler_options)
     donate = check_places(
         donate_argnums=donate_argnums, donate_argnames=donate_argnames
@@ -184,6 +188,6 @@ def schedule(
         )
     how = {"offload": offload, "compiler_options": compiler_options}
     how |= {"search_seconds": search_seconds, "tile": tile, "cache": cache}
-    how |= {"verify": verify}
+    how |= {"verify": verify, "audit": audit}
     options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)

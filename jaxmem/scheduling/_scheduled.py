@@ -447,6 +447,7 @@ class Scheduled:
         """What is on disk, what another process of this job has found, or a search."""
         given, rewritten = self._options, step.rewritten
         asked = given.target, given.budget, given.named, given.offload, given.tile
+        asked = *asked, given.audit
         mark = step.fingerprint, traced, ins, outs, step.donated
         key = search_key(*mark, *asked, sorted((step.compiler_options or {}).items()))
         search = partial(outcome_of, partial(self._search, step))
@@ -469,6 +470,7 @@ class Scheduled:
             title += f" in {format_bytes(given.budget)}"
         with spinner(given.progress, title) as tell:
             how = given.named, given.offload, given.search_seconds, given.tile
+            how = *how, given.audit
             try:
                 return search(step, given.budget, tell, *how)
             finally:

@@ -12,11 +12,10 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import (
     constrained,
     is_explicit,
-    is_jit,
     is_usual_memory,
     opened,
     why_closed,
@@ -141,7 +140,9 @@ def _ends(closed) -> set[Any]:
 def _calls(closed) -> list[Any]:
     """The calls of jitted functions that can be written out."""
     ends = _ends(closed)
-    return [e for e in closed.jaxpr.eqns if is_jit(e) and not why_closed(e, ends)]
+    return [
+        e for e in closed.jaxpr.eqns if primitives.is_jit(e) and not why_closed(e, ends)
+    ]
 
 
 def _of(variables: Sequence[Any], calls, atoms: str, shardings: str) -> Leaves:
@@ -172,7 +173,7 @@ def with_results_placed(closed, outs: Leaves):
     if not any(outs):
         return closed
     jaxpr = jaxprs.split(closed)[0]
-    maps = (e for e in jaxpr.eqns if e.primitive.name == "shard_map")
+    maps = (e for e in jaxpr.eqns if primitives.is_shard_map(e))
     made = {v for eqn in maps for v in eqn.outvars}
     free = [not is_var(v) or v not in made for v in jaxpr.outvars]
     plain = [

@@ -15,8 +15,10 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import BEYOND, RULES, CutAxes, Labels, cut, labels, resized
 from jaxmem.ir.parts import on_part
-from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.primitives import names
 from tests.ir.axis_cases import CASES, Case, equation, normal, operands
+
+ELEMENTWISE = names(lambda primitive: primitive.elementwise)
 
 EPS = 2.0**-23
 # Sums of at most 72 products, of which each part rounds some otherwise: 72 EPS.

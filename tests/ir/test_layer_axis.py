@@ -28,7 +28,9 @@ from jaxmem.ir.layer_axis import (
     operand_axes,
     treatment,
 )
-from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.primitives import names
+
+ELEMENTWISE = names(lambda primitive: primitive.elementwise)
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23
@@ -577,8 +579,8 @@ FUNCTIONS = {
     "polynomial": lambda *xs: all_primitives()["polynomial"].bind(*xs),
 }
 BINARY = frozenset(
-    """add add_any atan2 div eq eq_to ge gt le le_to lt lt_to max min mul ne nextafter
-    pow rem sub""".split()
+    """add add_any atan2 complex div eq eq_to ge gt le le_to lt lt_to max min mul ne
+    nextafter pow rem sub""".split()
 )
 
 

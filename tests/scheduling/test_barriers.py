@@ -7,7 +7,7 @@ import pytest
 
 import jaxmem
 from jaxmem import ops
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.barriers import Barriers
@@ -45,7 +45,7 @@ def arguments():
 
 
 def is_held(eqn) -> bool:
-    checkpoint = eqn.primitive.name in jaxprs.TAKES_OPEN_JAXPR
+    checkpoint = primitives.is_remat(eqn)
     return checkpoint and eqn.params["differentiated"] and eqn.params["prevent_cse"]
 
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxmem.faults.program import TracedProgram, levels
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import called
-
-_BESIDE = frozenset("broadcast_in_dim copy".split())
 
 
 def lone_scatters(program: TracedProgram) -> Iterator[tuple[Any, str]]:
@@ -16,11 +15,16 @@ def lone_scatters(program: TracedProgram) -> Iterator[tuple[Any, str]]:
         for level in levels(program.closed)
         if level.eqn is None or called(level.eqn) is not None
         for eqn in level.graph.eqns
-        if eqn.primitive.name not in _BESIDE and called(eqn) is None
+        if not _is_beside(eqn) and called(eqn) is None
     ]
-    if [eqn.primitive.name for eqn in eqns] != ["scatter-add"]:
+    if len(eqns) != 1 or not primitives.is_scatter_add(eqns[0]):
         return
     (eqn,) = eqns
     axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
     if axes and min(axes) > 0:
         yield eqn, "a scatter-add compiled by itself, whose result lacks rows"
+
+
+def _is_beside(eqn) -> bool:
+    """Whether it is there beside the scatter: its zeros, or a copy."""
+    return primitives.is_broadcast(eqn) or primitives.of(eqn).same

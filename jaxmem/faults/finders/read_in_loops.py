@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxmem.faults.program import ProgramLevel, TracedProgram, levels
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.primitives import ELEMENTWISE
-from jaxmem.ir.scans import LOOPS, size_of
+from jaxmem.ir.scans import size_of
 
 _LEAST = 2**20  # bytes of an array whose copy matters
 
@@ -20,7 +20,7 @@ def read_in_loops(program: TracedProgram) -> Iterator[tuple[Any, str]]:
     donated = {top.graph.arguments[i] for i in program.donated}
     of_donated = _elementwise(top, {v for v in donated if size_of(v) >= _LEAST})
     for i, eqn in enumerate(top.graph.eqns):
-        if eqn.primitive.name not in LOOPS:
+        if not primitives.is_loop(eqn):
             continue
         for v in dict.fromkeys(filter(is_var, eqn.invars)):
             if v in of_donated - donated and _becomes_result(top, v, i):
@@ -37,7 +37,7 @@ def _elementwise(level: ProgramLevel, start: set[Any]) -> set[Any]:
     found = set(start)
     types = {(v.aval.shape, v.aval.dtype) for v in start}
     for eqn in level.graph.eqns:
-        if eqn.primitive.name in ELEMENTWISE and len(eqn.outvars) == 1:
+        if primitives.of(eqn).elementwise and len(eqn.outvars) == 1:
             (out,) = eqn.outvars
             same = (out.aval.shape, out.aval.dtype) in types
             if same and any(is_var(v) and v in found for v in eqn.invars):

@@ -5,15 +5,13 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.faults.program import TracedProgram
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.scans import LOOPS
 
 # What a value depends on: of arguments XLA does not try to follow it.
 _GIVEN, _COUNTER, _LOOP = "given", "counter", "loop"
 Marks = frozenset[str]
 # name -> position of the first operand that is an index
-_READS = {"dynamic_slice": 1, "gather": 1}
 
 
 def searched_slices(program: TracedProgram) -> Iterator[tuple[Any, str]]:
@@ -52,12 +50,12 @@ def _results(eqn, ins: list[Marks]) -> tuple[list[Marks], list[tuple[Any, str]]]
     if (body := jaxprs.called(eqn)) is not None:
         return _walk(body, ins)
     found: list[tuple[Any, str]] = []
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         found = _walk(eqn.params["jaxpr"], _scanned(eqn, ins))[1]
-    elif eqn.primitive.name == "while":
+    elif primitives.is_while(eqn):
         n = eqn.params["cond_nconsts"]
         found = _walk(eqn.params["body_jaxpr"], ins[n:])[1]
-    if eqn.primitive.name in LOOPS or _is_search(eqn):
+    if primitives.is_loop(eqn) or _is_search(eqn):
         together |= {_LOOP}
     return [together] * len(eqn.outvars), found
 
@@ -93,10 +91,10 @@ def _counts(body, place: int, out: int) -> bool:
 
 
 def _is_searched(eqn, ins: list[Marks]) -> bool:
-    first = _READS.get(eqn.primitive.name)
-    if first is None:
+    gathers = primitives.is_gather(eqn)
+    if not (gathers or primitives.is_dynamic_slice(eqn)):
         return False
-    if eqn.primitive.name == "gather" and elements(eqn.invars[1].aval.shape[:-1]) != 1:
+    if gathers and elements(eqn.invars[1].aval.shape[:-1]) != 1:
         return False
-    index = frozenset().union(*ins[first:])
+    index = frozenset().union(*ins[1:])
     return {_COUNTER, _LOOP} <= index and _GIVEN not in index

@@ -11,12 +11,10 @@ from typing import Any
 
 from jaxmem.faults.finders.reading import reaches, starts_at
 from jaxmem.faults.program import ProgramLevel, TracedProgram, levels
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.scans import LOOPS, carried_aliases
+from jaxmem.ir.scans import carried_aliases
 from jaxmem.memory.buffers import KINDS, Hlo, Instruction
-
-_ADDS = ("add", "add_any")
-_ZEROS = ("broadcast_in_dim", "full_like", "convert_element_type")
 
 
 def sums_of_tables(program: TracedProgram) -> Iterator[tuple[Any, str]]:
@@ -31,7 +29,7 @@ def loops_of_tables(closed) -> Iterator[tuple[Any, bool]]:
     Each with whether the step itself adds it so; else it adds a table of its own.
     """
     for level in levels(closed):
-        is_loop = level.eqn is not None and level.eqn.primitive.name in LOOPS
+        is_loop = level.eqn is not None and primitives.is_loop(level.eqn)
         if is_loop and not _in_shard_map(level):
             yield from _added_tables(level)
 
@@ -47,14 +45,14 @@ def _added_tables(level: ProgramLevel) -> Iterator[tuple[Any, bool]]:
         inner, eqn = made
         if _is_scatter(eqn) and inner.root(eqn.invars[0]) is carry:
             yield eqn, True
-        elif eqn.primitive.name in _ADDS:
+        elif primitives.is_sum(eqn):
             terms = [v for v in eqn.invars if inner.root(v) is not carry]
             if len(terms) == 1 and (scatter := _into_zeros(inner, terms[0])):
                 yield scatter, False
 
 
 def _is_scatter(eqn) -> bool:
-    return eqn.primitive.name == "scatter-add"
+    return primitives.is_scatter_add(eqn)
 
 
 def _into_zeros(level: ProgramLevel, v) -> Any:
@@ -68,7 +66,7 @@ def _into_zeros(level: ProgramLevel, v) -> Any:
 def _is_zero(level: ProgramLevel, v) -> bool:
     while is_var(v):
         made = level.made(v)
-        if made is None or made[1].primitive.name not in _ZEROS:
+        if made is None or not primitives.of(made[1]).rearranges:
             return False
         level, v = made[0], made[1].invars[0]
     return not v.val
@@ -76,7 +74,7 @@ def _is_zero(level: ProgramLevel, v) -> bool:
 
 def _in_shard_map(level: ProgramLevel | None) -> bool:
     while level is not None:
-        if level.eqn is not None and level.eqn.primitive.name == "shard_map":
+        if level.eqn is not None and primitives.is_shard_map(level.eqn):
             return True
         level = level.outer
     return False

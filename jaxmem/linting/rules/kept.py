@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Definition, definition_of, kept_values
 from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
@@ -48,7 +49,7 @@ def _cast_from(copy: Definition):
     if eqn is not None and eqn.primitive.name == "mul":  # by 2, as kept for a square
         scaled = [v for v in eqn.invars if is_var(v)]
         eqn = copy.level.maker(scaled[0]) if len(scaled) == 1 else None
-    if eqn is None or eqn.primitive.name != "convert_element_type":
+    if eqn is None or not primitives.is_cast(eqn):
         return None
     source = eqn.invars[0]
     types = source.aval.dtype, copy.var.aval.dtype
@@ -57,11 +58,8 @@ def _cast_from(copy: Definition):
     return source if types[0].itemsize < types[1].itemsize else None
 
 
-_RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
-_COMPARISONS = {"lt", "le", "gt", "ge"}
-# Between the comparison and what multiplies or selects: a cast, a shape, a scale.
-_OF_A_MASK = {"and", "broadcast_in_dim", "convert_element_type", "div", "mul", "not"}
-_OF_A_MASK |= {"copy", "reshape", "select_n", "squeeze", "transpose"}
+# Between the comparison and what multiplies or selects, beside a cast and a shape.
+_OF_A_MASK = ("and", "div", "mul", "not", "select_n")
 
 
 def dropout_mask(subject: Subject) -> Iterator[Finding]:
@@ -91,10 +89,10 @@ def _is_mask(mask: Definition) -> bool:
         found = definition_of(*todo.pop())
         if found.eqn is None:
             return False
-        name = found.eqn.primitive.name
-        if name in _COMPARISONS:
+        known = primitives.of(found.eqn)
+        if known.orders:
             compared.append(found)
-        elif name in _OF_A_MASK:
+        elif known.rearranges or known.name in _OF_A_MASK:
             arrays = (v for v in found.eqn.invars if is_var(v) and v.aval.size > 1)
             todo += ((found.level, v) for v in arrays)
         else:
@@ -110,7 +108,7 @@ def _is_random(value: Definition) -> bool:
     if not all(_is_key_like(v.aval) for v in read - graph.maker.keys()):
         return False
     inside = (e for eqn in eqns for b in jaxprs.bodies(eqn) for e in jaxprs.walk(b))
-    return any(e.primitive.name in _RANDOM for e in (*eqns, *inside))
+    return any(primitives.of(e).kind is Kind.RANDOM for e in (*eqns, *inside))
 
 
 def _is_key_like(aval) -> bool:

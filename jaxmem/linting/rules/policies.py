@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import kept_values
 from jaxmem.linting._subject import (
@@ -60,9 +61,6 @@ def policy_saves_all(subject: Subject) -> Iterator[Finding]:
         )
 
 
-_PASSED_ON = frozenset("name reduce_precision copy device_put".split())
-
-
 def unmatched_name(subject: Subject) -> Iterator[Finding]:
     """Finds names that a policy is to save or to offload, and that no residual has."""
     # In unrolled layers the name of a layer's output counts as matched: the next layer
@@ -94,7 +92,7 @@ def unmatched_name(subject: Subject) -> Iterator[Finding]:
 
 def _names(subject: Subject) -> set[str]:
     eqns = (e for level in levels(subject.closed) for e in level.graph.eqns)
-    return {e.params["name"] for e in eqns if e.primitive.name == "name"}
+    return {e.params["name"] for e in eqns if primitives.is_named(e)}
 
 
 def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
@@ -107,7 +105,7 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
                 kept.update(*(carriers.get(v, ()) for v in filter(is_var, eqn.invars)))
                 continue
             # a loop stacks its residuals; its carry is no residual
-            first = _compat.scan_counts(eqn)[1] if eqn.primitive.name == "scan" else 0
+            first = _compat.scan_counts(eqn)[1] if primitives.is_scan(eqn) else 0
             for inner in level.inside(eqn):
                 outs = filter(is_var, inner.graph.outvars[first:])
                 names = _carriers(inner)
@@ -115,15 +113,23 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
     return kept
 
 
+def _passes_on(eqn) -> bool:
+    """Whether what a policy keeps of its operand is kept as its result."""
+    known = primitives.of(eqn)
+    rounded = known.shows and known.elementwise and not primitives.is_cast(eqn)
+    return rounded or primitives.is_named(eqn)
+
+
 def _carriers(level: SubjectLevel) -> dict[Any, set[tuple[str, bool]]]:
     """Variable -> (name, whether offloaded) of each name that it has."""
     named: dict[Any, set[tuple[str, bool]]] = {}
     for eqn in level.graph.eqns:
-        primitive = eqn.primitive.name
-        if primitive in _PASSED_ON and not is_recomputed(eqn):
-            given = {(eqn.params["name"], False)} if primitive == "name" else set()
+        moved = primitives.is_transfer(eqn)
+        if (moved or _passes_on(eqn)) and not is_recomputed(eqn):
+            own = primitives.is_named(eqn)
+            given = {(eqn.params["name"], False)} if own else set()
             names = given.union(*(named.get(v, ()) for v in filter(is_var, eqn.invars)))
-            if primitive == "device_put":
+            if moved:
                 names = {(name, True) for name, _ in names}
             named.update((v, names) for v in eqn.outvars)
     return named

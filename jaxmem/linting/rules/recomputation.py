@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 from jaxmem._compat import RECOMPUTED
 from jaxmem.cost.equations import flops
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
-    PRODUCTS,
     Finding,
     Subject,
     SubjectLevel,
@@ -111,7 +110,7 @@ def _products_of_step(subject: Subject) -> tuple[int, int]:
         level.scopes(eqn)
         for level in levels(subject.closed)
         for eqn in level.graph.eqns
-        if eqn.primitive.name in PRODUCTS
+        if primitives.is_product(eqn)
     ]
     return _split(scopes)
 

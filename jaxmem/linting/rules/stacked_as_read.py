@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._kept import definition_of
 from jaxmem.linting._subject import LEAST, Finding, Subject, array, levels, place
@@ -17,7 +18,7 @@ def stacked_as_read(subject: Subject) -> Iterator[Finding]:
     """
     for level in levels(subject.live):
         for eqn in level.graph.eqns:
-            if eqn.primitive.name == "scan":
+            if primitives.is_scan(eqn):
                 yield from _findings(level, eqn)
 
 

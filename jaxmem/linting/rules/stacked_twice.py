@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._kept import definition_of
 from jaxmem.linting._subject import (
@@ -31,7 +32,7 @@ def stacked_twice(subject: Subject) -> Iterator[Finding]:
     """Finds a carry stacked both before and after an iteration, or any value twice."""
     for level in levels(subject.live):
         for eqn in level.graph.eqns:
-            if eqn.primitive.name == "scan":
+            if primitives.is_scan(eqn):
                 yield from _findings(level, eqn)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import size_of, ys_of
 from jaxmem.linting._subject import LEAST, Finding, Subject, array, levels, place
 
@@ -14,7 +15,7 @@ def stacked_wide(subject: Subject) -> Iterator[Finding]:
     """
     for level in levels(subject.live):
         for eqn in level.graph.eqns:
-            if eqn.primitive.name == "scan":
+            if primitives.is_scan(eqn):
                 yield from _findings(level, eqn)
 
 
@@ -40,7 +41,7 @@ def _narrowed(level, stack):
     users = [level.graph.eqns[i] for i in level.graph.users.get(stack, ())]
     if size_of(stack) < LEAST or not users or stack in level.graph.outputs:
         return None
-    if any(eqn.primitive.name != "convert_element_type" for eqn in users):
+    if any(not primitives.is_cast(eqn) for eqn in users):
         return None
     widest = max((eqn.outvars[0] for eqn in users), key=size_of)
     return widest if size_of(widest) < size_of(stack) else None

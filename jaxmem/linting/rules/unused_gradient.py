@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.zeros import gives_zeros
 from jaxmem.linting._subject import (
-    CALLS,
     LEAST,
-    PRODUCTS,
     Finding,
     Subject,
     SubjectLevel,
@@ -26,14 +25,6 @@ from jaxmem.linting._subject import (
     place,
 )
 
-# the result is zero if any operand, the first one, or every operand is
-_ANY_ZERO = frozenset("mul dot_general conv_general_dilated".split())
-_FIRST_ZERO = frozenset("div select_and_scatter_add dynamic_slice".split())
-_ALL_ZERO = frozenset(
-    "add add_any sub neg sqrt abs sign tanh sin broadcast_in_dim reshape squeeze copy "
-    "transpose convert_element_type reduce_sum concatenate slice name integer_pow "
-    "square reduce_precision expand_dims optimization_barrier".split()
-)
 _LARGEST_CONSTANT = 2**20  # elements of a constant that is compared with zero
 
 
@@ -76,22 +67,18 @@ class _Needs:
 
     def _zero_outputs(self, i: int, eqn) -> Iterator[Any]:
         known = [self._is_zero(v) for v in eqn.invars]
-        name = eqn.primitive.name
-        if name in CALLS or name == "scan":
+        is_call = primitives.of(eqn).calls
+        if is_call or primitives.is_scan(eqn):
             self.calls[i] = inner = self._inside(eqn, known)
-            if name != "scan":
+            if is_call:
                 pairs = zip(eqn.outvars, inner.level.graph.outvars, strict=True)
                 yield from (out for out, v in pairs if inner._is_zero(v))
-        elif (
-            (name in _ANY_ZERO and any(known))
-            or (name in _FIRST_ZERO and known[0])
-            or (name in _ALL_ZERO and all(known))
-        ):
+        elif gives_zeros(eqn, known):
             yield from eqn.outvars
 
     def _inside(self, eqn, known: list[bool]) -> "_Needs":
         (inner,) = self.level.inside(eqn)
-        if eqn.primitive.name == "scan":  # a carry may change between iterations
+        if primitives.is_scan(eqn):  # a carry may change between iterations
             n_consts, n_carry = _compat.scan_counts(eqn)
             known[n_consts : n_consts + n_carry] = [False] * n_carry
         return _Needs(inner, known)
@@ -110,7 +97,7 @@ class _Needs:
             if i in self.calls:
                 outs = [v in self.needed for v in eqn.outvars]
                 inner = self.calls[i]
-                loop = eqn.primitive.name == "scan"
+                loop = primitives.is_scan(eqn)
                 read = _mark_scan(eqn, inner, outs) if loop else inner.mark(outs)
             self._want(v for v, r in zip(eqn.invars, read, strict=True) if r)
         return [v in self.needed for v in graph.arguments]
@@ -146,7 +133,7 @@ def _mark_scan(eqn, inner: _Needs, outs: list[bool]) -> list[bool]:
 
 
 def _products(level: SubjectLevel, eqn) -> Iterator[tuple[SubjectLevel, Any]]:
-    if eqn.primitive.name in PRODUCTS:
+    if primitives.is_product(eqn):
         yield level, eqn
     for inner in level.inside(eqn):
         for e in inner.graph.eqns:

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.chips import Target, chip_mesh, lowered_for, topology, traced_for
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import walk
 from jaxmem.ir.one_gpu import compiled_here
 from jaxmem.ir.prints import prints_in, without_prints
@@ -27,7 +27,6 @@ from jaxmem.memory.compile.facts import StepFacts, facts_of
 from jaxmem.memory.compile.fingerprint import fingerprint
 from jaxmem.memory.compile.workspaces import with_workspaces
 
-_CALLBACKS = ("io_callback", "pure_callback")
 _KERNELS = frozenset(
     "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call refused".split()
 )
@@ -198,7 +197,7 @@ def _of_jaxpr(closed: Any, call: FlatCall) -> Any:
 
 def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
     for eqn in walk(traced.jaxpr):
-        if eqn.primitive.name in _CALLBACKS:
+        if primitives.of(eqn).kind is primitives.Kind.CALLBACK:
             raise ValueError(
                 f"{call.name} takes values from Python while it runs (jax."
                 f"{eqn.primitive.name}), which cannot be compiled for a chip that is "

@@ -17,6 +17,7 @@ import jax
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
 from jaxmem.frameworks import Form
+from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import bodies, split
 from jaxmem.memory.compile.call import FlatCall
 from jaxmem.memory.compile.lower import LoweredStep
@@ -24,17 +25,6 @@ from jaxmem.memory.compile.lower import LoweredStep
 _MIN_BYTES = 1024
 _OTHER_MEMORY = re.compile(r"S\([1-9]\d*\)")  # in a layout; 0 is the device's own
 _SHOWN = 4
-_ELEMENTWISE = frozenset(
-    "abs add add_any and ceil clamp convert_element_type copy copy_p cos div erf exp "
-    "expm1 floor integer_pow log log1p logistic max min mul name ne neg not "
-    "optimization_barrier or pow reduce_precision rem round rsqrt scatter scatter-add "
-    "select_n sharding_constraint sign sin sqrt square sub tanh dynamic_update_slice "
-    "xor".split()
-)
-_CALLS = frozenset(
-    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat checkpoint "
-    "remat2 custom_vjp_call_jaxpr".split()
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,19 +172,19 @@ def _sources(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
 
 def _sources_of(eqn: Any, operands: list[frozenset[int]]) -> list[frozenset[int]]:
     """The same for the outputs of one equation."""
-    name = eqn.primitive.name
+    known = primitives.of(eqn)
     # A gradient is not an updated argument, although the backward pass may be
     # elementwise in the argument, as that of a norm that divides by its scale.
     if "transpose(" in _compat.name_stack(eqn):
         return [frozenset()] * len(eqn.outvars)
-    inner = bodies(eqn) if name in _CALLS else []
+    inner = bodies(eqn) if known.calls else []
     if inner and len(split(inner[0])[0].invars) == len(operands):
         return _sources(split(inner[0])[0], operands)
-    if name not in _ELEMENTWISE:
+    if not (known.elementwise or known.same or known.into_first):
         return [frozenset()] * len(eqn.outvars)
     pairs = list(zip(eqn.invars, operands, strict=True))
     return [
-        frozenset().union(*(known for v, known in pairs if _has_shape_of(v, out)))
+        frozenset().union(*(sources for v, sources in pairs if _has_shape_of(v, out)))
         for out in eqn.outvars
     ]
 

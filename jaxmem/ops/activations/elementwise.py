@@ -16,30 +16,10 @@ from jaxtyping import Array
 from jaxmem import _compat
 from jaxmem._checks import check_callable, check_key
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir import primitives
 from jaxmem.ops.codes.quantization import Quantization, SaveLike, bits_or_none
 from jaxmem.ops.codes.stored import Rng, codes_of, is_nonzero, seed_of
 from jaxmem.ops.common.lean import widen
-
-# Each element of the output from the same element of the inputs.
-ELEMENTWISE = frozenset(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2
-    expm1 floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul
-    name ne neg nextafter not optimization_barrier or population_count pow pvary
-    reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor
-    """.split()
-)
-# A function called; what it does is looked at in its body.
-CALLS = frozenset(
-    """
-    checkpoint closed_call core_call custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr jit pjit remat remat2
-    """.split()
-)
-# Allowed where they spread one number over the whole shape.
-SPREADING = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 
 
 def elementwise(
@@ -176,7 +156,7 @@ def _check_body(name: str, body: Any, moving: list[bool], shape) -> list[bool]:
         inputs = [touched(v) for v in eqn.invars]
         if not any(inputs):
             continue
-        if eqn.primitive.name in CALLS and (inner := _jaxpr.bodies(eqn)):
+        if primitives.of(eqn).calls and (inner := _jaxpr.bodies(eqn)):
             outs = _check_body(name, inner[0], inputs, shape)
         else:
             _check_step(name, eqn, inputs, shape)
@@ -186,14 +166,15 @@ def _check_body(name: str, body: Any, moving: list[bool], shape) -> list[bool]:
 
 
 def _check_step(name: str, eqn: Any, inputs: list[bool], shape) -> None:
-    kind = eqn.primitive.name
     mine = [v.aval.shape for v, m in zip(eqn.invars, inputs, strict=True) if m]
-    if kind in ELEMENTWISE and all(s in (shape, ()) for s in mine):
+    known = primitives.of(eqn)
+    if (known.elementwise or known.same) and all(s in (shape, ()) for s in mine):
         return
-    if kind in SPREADING and all(s == () for s in mine):
+    # one number is spread over the whole shape
+    if known.kind is primitives.Kind.SHAPE and all(s == () for s in mine):
         return
     line = _compat.source_line(eqn)
     raise ValueError(
-        f"elementwise({name}): the step {kind!r}{line and f' at {line}'} is not "
+        f"elementwise({name}): the step {known.name!r}{line and f' at {line}'} is not "
         f"elementwise on arrays of shape {shape}"
     )

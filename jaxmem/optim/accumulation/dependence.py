@@ -5,6 +5,8 @@ from collections.abc import Callable
 import jax
 from jaxtyping import PyTree
 
+from jaxmem.ir import primitives
+
 
 def dependent_paths(fn: Callable, tree: PyTree) -> list[str]:
     """Paths of the leaves of `fn(tree)` that depend on any leaf of the tree."""
@@ -25,6 +27,6 @@ def _tainted_outputs(jaxpr, tainted: list[bool]) -> list[bool]:
 
 def _through(eqn, tainted: list[bool]) -> list[bool]:
     """Output by output for a jitted function; all outputs alike for any other."""
-    if eqn.primitive.name in ("jit", "pjit"):
+    if primitives.is_jit(eqn):
         return _tainted_outputs(eqn.params["jaxpr"].jaxpr, tainted)
     return [any(tainted)] * len(eqn.outvars)

@@ -12,7 +12,7 @@ import jax
 
 from jaxmem._checks import check_bool, shown
 from jaxmem._paths import paths_and_leaves, selected, selectors, spread_bools
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_plain_call, opened
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.row_scatters import RowSums, Scatters
@@ -133,7 +133,7 @@ def _written_out(closed):
     """The jaxpr with calls and recomputations in one list of equations."""
 
     def rule(eqn, args: list) -> list[Any] | None:
-        remat = eqn.primitive.name in jaxprs.TAKES_OPEN_JAXPR
+        remat = primitives.is_remat(eqn)
         return opened(eqn, args, rule) if remat or is_plain_call(eqn) else None
 
     return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))

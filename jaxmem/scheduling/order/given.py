@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem._checks import check_int, check_numbers, wrong_type
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.planning import Graph
@@ -148,7 +148,7 @@ class _Replayed(Values):
 
 def _tied(graph: JaxprGraph) -> dict[Any, Any]:
     """Outputs of barriers, and the variables that go in."""
-    barriers = (e for e in graph.eqns if e.primitive.name == "optimization_barrier")
+    barriers = (e for e in graph.eqns if primitives.is_barrier(e))
     pairs = (zip(e.outvars, e.invars, strict=True) for e in barriers)
     # a literal is no value of the graph: what a barrier made of it stays as it is
     return {w: v for pair in pairs for w, v in pair if is_var(v)}

@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
-from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.ir.shards import InputSpreads, asked_by, of_spec
@@ -46,7 +45,7 @@ class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
         bodies = {
             i: partial(_with_body, eqn, body)
             for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns)
-            if eqn.primitive.name == "scan" and is_transposed(eqn)
+            if primitives.is_scan(eqn) and is_transposed(eqn)
             if (body := _fenced(eqn.params["jaxpr"], spreads.body(eqn))) is not None
         }
         if bodies:
@@ -95,7 +94,7 @@ def _own(graph: JaxprGraph, i: int, first: Iterable[int]) -> list[Any]:
 def _waits(graph: JaxprGraph, size: Callable[[Any], int]) -> dict[int, list[int]]:
     """Product that makes much -> those that it is to wait for."""
     # `size`: bytes of a variable on one device
-    dots = [i for i, e in enumerate(graph.eqns) if e.primitive.name == "dot_general"]
+    dots = [i for i, e in enumerate(graph.eqns) if primitives.is_dot(e)]
     reads = {i: _sources(graph, i) for i in dots}
     made = {i: size(graph.eqns[i].outvars[0]) for i in dots}
     operands = {i: filter(is_var, graph.eqns[i].invars) for i in dots}
@@ -124,7 +123,7 @@ def _is_summed(graph: JaxprGraph, i: int) -> bool:
             named = {name for names in of_spec(sharding, v) for name in names}
             sizes = sharding.mesh.shape.items()
             return any(size > 1 and name not in named for name, size in sizes)
-        if eqn.primitive.name not in CHEAP:
+        if not primitives.of(eqn).moves:
             return False
         (v,) = eqn.outvars
     return False
@@ -136,7 +135,7 @@ def _sources(graph: JaxprGraph, i: int) -> set[Any]:
 
 
 def _source(graph: JaxprGraph, v: Any) -> Any:
-    while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
+    while v in graph.maker and primitives.of(graph.eqns[graph.maker[v]]).moves:
         v = graph.eqns[graph.maker[v]].invars[0]
     return v
 

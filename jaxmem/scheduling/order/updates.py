@@ -11,16 +11,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.ir.shards import WHOLE, InputSpreads, Spreads
-
-_UPDATE = ELEMENTWISE | frozenset(
-    "broadcast_in_dim reshape sharding_constraint squeeze transpose".split()
-)
 
 
 @dataclass
@@ -123,7 +119,7 @@ def _update(
         i = graph.maker.get(v)
         # a number may be read by every update: what it is made of is followed once
         followed = v.aval.ndim and not graph.is_given(v)
-        if i is not None and followed and graph.eqns[i].primitive.name in _UPDATE:
+        if i is not None and followed and _is_of_update(graph.eqns[i]):
             if i not in eqns:
                 eqns.add(i)
                 todo += filter(is_var, graph.eqns[i].invars)
@@ -183,8 +179,13 @@ def _rest(graph: JaxprGraph, update: Update, updates, aliases) -> set[int]:
     return graph.cone([*later, *scans])
 
 
+def _is_of_update(eqn) -> bool:
+    known = primitives.of(eqn)
+    return known.elementwise or known.kind in (Kind.SHAPE, Kind.IDENTITY)
+
+
 def _by_scan(graph: JaxprGraph, v) -> bool:
-    return v in graph.maker and graph.eqns[graph.maker[v]].primitive.name == "scan"
+    return v in graph.maker and primitives.is_scan(graph.eqns[graph.maker[v]])
 
 
 def _flows(graph: JaxprGraph, v, now: int) -> bool:

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import narrow, operand_axes
-from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, split, xs_of
 from jaxmem.scheduling._pass import Level, Pass
 
@@ -44,13 +44,13 @@ class CastInside(Pass[Casts, dict[Any, Recipe]]):
         readers = {
             i: partial(_scan_of_slices, eqn, rewrite)
             for i, eqn in enumerate(graph.eqns)
-            if eqn.primitive.name == "scan" and any(v in rewrite for v in xs_of(eqn))
+            if primitives.is_scan(eqn) and any(v in rewrite for v in xs_of(eqn))
         }
         return done_otherwise(level.jaxpr, graph, readers)
 
 
 def _recipes(graph: JaxprGraph) -> dict[Any, Recipe]:
-    scans = (e for e in graph.eqns if e.primitive.name == "scan")
+    scans = (e for e in graph.eqns if primitives.is_scan(e))
     stacks = (v for eqn in scans for v in xs_of(eqn) if is_var(v) and v in graph.maker)
     found = {v: _recipe(graph, v) for v in stacks if _only_for_scans(graph, v)}
     return {v: recipe for v, recipe in found.items() if recipe}
@@ -61,7 +61,7 @@ def _only_for_scans(graph: JaxprGraph, v) -> bool:
     return (
         v not in graph.outputs
         and all(
-            graph.eqns[u].primitive.name == "scan"
+            primitives.is_scan(graph.eqns[u])
             and v in xs_of(graph.eqns[u])
             # as a constant or in the carry the body reads all of it
             and v not in graph.eqns[u].invars[: sum(_compat.scan_counts(graph.eqns[u]))]
@@ -75,7 +75,7 @@ def _recipe(graph: JaxprGraph, v) -> Recipe:
     eqns: list[Any] = []
     while v in graph.maker:
         eqn = graph.eqns[graph.maker[v]]
-        if eqn.primitive.name not in CHEAP or operand_axes(eqn, 0) != (0,):
+        if not primitives.of(eqn).moves or operand_axes(eqn, 0) != (0,):
             return ()
         eqns.insert(0, eqn)
         v = eqn.invars[0]
@@ -134,7 +134,7 @@ class ConstantsInside(Pass[Constants, Leaves]):
         readers = {
             i: partial(_scan_with_constants, eqn, rewrite)
             for i, eqn in enumerate(graph.eqns)
-            if eqn.primitive.name == "scan" and rewrite.keys() & set(_constants(eqn))
+            if primitives.is_scan(eqn) and rewrite.keys() & set(_constants(eqn))
         }
         return done_otherwise(level.jaxpr, graph, readers)
 
@@ -146,7 +146,7 @@ def _constants(eqn) -> list[Any]:
 def _made_of_little(level: Level) -> Iterator[tuple[Any, set[Any]]]:
     """(constant of a scan, the arrays that it can be made of for nothing)."""
     graph = JaxprGraph(level.jaxpr)
-    scans = {i: e for i, e in enumerate(graph.eqns) if e.primitive.name == "scan"}
+    scans = {i: e for i, e in enumerate(graph.eqns) if primitives.is_scan(e)}
     for v in dict.fromkeys(v for eqn in scans.values() for v in _constants(eqn)):
         if v in graph.maker and level.size(v) >= LARGE:
             leaves = _leaves(graph, v)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import is_var, run_body, scan_like, split, ys_of
 from jaxmem.ir.shard_labels import labelled_spreads
@@ -47,7 +47,7 @@ class PassOnSlices(Pass[PassedOn, Copies]):
         found, size = {}, 0
         spreads = labelled_spreads(level.jaxpr, level.spreads)
         for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns):
-            if eqn.primitive.name == "scan" and (places := _places(eqn)):
+            if primitives.is_scan(eqn) and (places := _places(eqn)):
                 found[i] = places
                 size += sum(spreads.bytes_of(ys_of(eqn)[k]) for k in places)
         if found:
@@ -80,7 +80,7 @@ def _origin(jaxpr, atom) -> Any:
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     while is_var(atom) and atom in makers:
         eqn = makers[atom]
-        if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
+        if not primitives.is_remat(eqn):
             return atom
         (inner,) = jaxprs.bodies(eqn)
         inner, _ = jaxprs.split(inner)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.flatten import is_jit, why_closed
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.flatten import why_closed
 from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
-from jaxmem.ir.primitives import ELEMENTWISE
-from jaxmem.ir.scans import LOOPS, is_var
+from jaxmem.ir.primitives import Kind
+from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.memory import format_bytes
@@ -18,7 +18,7 @@ from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.updates import Update, updates_of
 from jaxmem.scheduling.plan.fingerprint import fingerprint
 
-_BRANCHES = ("cond", "while", "custom_linear_solve", "xla_pmap")
+_NOT_OPENED = (Kind.JIT, Kind.BRANCH, Kind.SOLVE)
 
 
 def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
@@ -42,17 +42,18 @@ def _closed(rewritten: Rewritten) -> Iterator[str]:
     both = any(map(is_transposed, jaxprs.walk(rewritten.written_out)))
     for level in rewritten.levels:
         for eqn in level.jaxpr.jaxpr.eqns if both else ():
-            if eqn.primitive.name == "scan" and _compat.has_side_effects(eqn):
+            if primitives.is_scan(eqn) and _compat.has_side_effects(eqn):
                 inner = next(e for e in jaxprs.walk(jaxprs.bodies(eqn)[0]) if _acts(e))
                 yield f"a scan is left as it is: {named(inner)} has side effects"
             elif _holds_both(eqn):
-                why = f": {why_closed(eqn)}" if is_jit(eqn) else ""
+                why = f": {why_closed(eqn)}" if primitives.is_jit(eqn) else ""
                 yield f"{named(eqn)}, with the layers in it, is left as it is{why}"
 
 
 def _holds_both(eqn) -> bool:
     """Whether a backward pass and the forward one are in an equation not opened."""
-    if is_transposed(eqn) or not (is_jit(eqn) or eqn.primitive.name in _BRANCHES):
+    closed = primitives.of(eqn).kind in _NOT_OPENED or primitives.is_while(eqn)
+    if is_transposed(eqn) or not closed:
         return False
     inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
     return any(map(is_transposed, inside))
@@ -70,7 +71,7 @@ def _why_nothing(rewritten: Rewritten) -> str:
             "it has no backward pass; schedule the function that takes the gradient "
             "and updates the parameters"
         )
-    if not any(e.primitive.name == "scan" for e in backward):
+    if not any(primitives.is_scan(e) for e in backward):
         return (
             "no layers are in a jax.lax.scan, and of those that are written out no "
             "update of a MiB or more is in place and followed by other gradients"
@@ -97,7 +98,7 @@ def held_up(
     of_number = defaultdict(list)
     for update in updates:
         of_number[update.number].append(update)
-    loops = (e for e in graph.eqns if e.primitive.name in LOOPS)
+    loops = (e for e in graph.eqns if primitives.is_loop(e))
     instead = "" if any(map(is_transposed, loops)) else _INSTEAD
     for i, those in sorted(of_number.items()):
         if any(_waits(u, owns) for u in those):
@@ -131,7 +132,7 @@ def _taken_at_once(graph: JaxprGraph) -> Iterator[tuple[int, set[Any]]]:
             continue
         given = [sources.get(v, set()) for v in eqn.invars if is_var(v)]
         together = set().union(*given)
-        mixes = eqn.primitive.name not in ELEMENTWISE and len(together) > 1
+        mixes = not primitives.of(eqn).elementwise and len(together) > 1
         if mixes and max(map(len, given)) < len(together):
             yield i, together
             continue  # what it makes is no gradient any more
@@ -140,8 +141,8 @@ def _taken_at_once(graph: JaxprGraph) -> Iterator[tuple[int, set[Any]]]:
 
 def _outside_loops(graph: JaxprGraph, gradients: Iterable[Any]) -> set[Any]:
     """Those that no loop has made: of the others each has a line of its own."""
-    makers = ((v, graph.eqns[graph.maker[v]].primitive.name) for v in gradients)
-    return {v for v, name in makers if name not in LOOPS}
+    makers = ((v, graph.eqns[graph.maker[v]]) for v in gradients)
+    return {v for v, eqn in makers if not primitives.is_loop(eqn)}
 
 
 def _described(gradients: set[Any], what: str, spreads: Spreads) -> str:
@@ -153,4 +154,4 @@ def _described(gradients: set[Any], what: str, spreads: Spreads) -> str:
 def named(eqn) -> str:
     """An equation and its line, in words."""
     line = _compat.source_line(eqn)
-    return f"`{eqn.primitive.name}`" + (f" at {line}" if line else "")
+    return primitives.quoted(eqn) + (f" at {line}" if line else "")

@@ -12,7 +12,7 @@ import jax
 from jaxmem._checks import OneOf, from_plain
 from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import host_traffic
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
@@ -271,7 +271,7 @@ def make_plan(
         predicted_peak(rewritten.jaxpr, *about),
         result.fingerprint,
         description.offloaded_bytes,
-        sum(e.primitive.name == _BARRIER for e in jaxprs.walk(rewritten.jaxpr)),
+        sum(primitives.is_barrier(e) for e in jaxprs.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
         target,

@@ -13,15 +13,12 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.scheduling.predict.written_out import written_out
 
 _CONVOLUTION = "conv_general_dilated"
-_VIEWS = frozenset(
-    "convert_element_type copy reshape squeeze expand_dims transpose".split()
-)
 
 
 def with_dilated_inputs(closed, tpu: bool):
@@ -54,7 +51,7 @@ def with_dilated_inputs(closed, tpu: bool):
 
 
 def _has_dilated_input(eqn) -> bool:
-    is_convolution = eqn.primitive.name == _CONVOLUTION
+    is_convolution = primitives.is_convolution(eqn)
     return is_convolution and any(by > 1 for by in eqn.params["lhs_dilation"])
 
 
@@ -85,7 +82,7 @@ def _is_reversed(graph: JaxprGraph, v) -> bool:
         eqn = graph.eqns[graph.maker[v]]
         if eqn.primitive.name == "rev":
             return True
-        if eqn.primitive.name not in _VIEWS:
+        if not primitives.of(eqn).rearranges:
             return False
         v = eqn.invars[0]
     return False

@@ -6,16 +6,16 @@ than writing it once and reading it back; what it is made of then lives longer. 
 modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.predict.fusion_kinds import (
-    INTO_FIRST,
     Kind,
     kind_of,
     operations_an_element,
@@ -115,34 +115,38 @@ class Fusion:
     def widened(self) -> dict[Any, Any]:
         """The result of a matrix product -> the cast of it that is written instead."""
         # a product casts its result itself if nobody else wants it, for a single reader
-        pairs = ((v, self._only_cast(v)) for v in self._of("dot_general"))
+        pairs = ((v, self._only_cast(v)) for v in self._of(primitives.is_dot))
         return {v: cast for v, cast in pairs if cast is not None}
 
     @cached_property
     def narrowed(self) -> set[Any]:
         """Casts that a single matrix product reads: it does them itself."""
-        dots = {i for i in range(len(self.kinds)) if self.name_of(i) == "dot_general"}
+        dots = {i for i, e in enumerate(self.graph.eqns) if primitives.is_dot(e)}
         return {
             v
-            for v in self._of("convert_element_type")
+            for v in self._of(primitives.is_cast)
             if len(users := self.users.get(v, ())) == 1
             and users[0] in dots
             and v not in self.results
         }
 
+    def record(self, i: int) -> primitives.Record:
+        """What is known of an equation's primitive."""
+        return primitives.of(self.graph.eqns[i])
+
     def name_of(self, i: int) -> str:
         return self.graph.eqns[i].primitive.name
 
-    def _of(self, name: str) -> Iterator[Any]:
+    def _of(self, asked: Callable[[Any], bool]) -> Iterator[Any]:
         for eqn, kind in zip(self.graph.eqns, self.kinds, strict=True):
-            if eqn.primitive.name == name and kind is not Kind.VIEW:
+            if asked(eqn) and kind is not Kind.VIEW:
                 yield eqn.outvars[0]
 
     def _only_cast(self, v) -> Any:
         users = self.users.get(v, ())
         if len(users) != 1 or v in self.results:
             return None
-        if self.name_of(users[0]) != "convert_element_type":
+        if not primitives.is_cast(self.graph.eqns[users[0]]):
             return None
         (cast,) = self.graph.eqns[users[0]].outvars
         return cast if len(self.users.get(cast, ())) < 2 else None
@@ -156,7 +160,7 @@ class Fusion:
                 found.update(v for v in eqn.outvars if v not in self.widened)
             if kind in (Kind.TIE, Kind.ALONE):
                 found.update(v for v in self.operands(i) if v not in self.narrowed)
-            if eqn.primitive.name in INTO_FIRST and i not in self.folded:
+            if primitives.of(eqn).into_first and i not in self.folded:
                 found.add(self.resolve(eqn.invars[0]))
         return found & self.graph.maker.keys()
 

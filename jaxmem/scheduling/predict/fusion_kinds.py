@@ -5,9 +5,8 @@ import enum
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
 
 
@@ -21,57 +20,24 @@ class Kind(enum.Enum):
     ALONE = "reads and writes memory: a library call, a loop"
 
 
-_VIEWS = frozenset(
-    """reshape squeeze expand_dims name sharding_constraint layout_constraint pvary
-    pcast random_wrap random_unwrap stop_gradient from_edtype to_edtype""".split()
-)
-MOVES = frozenset(
-    """broadcast_in_dim concatenate dynamic_slice gather iota pad random_bits
-    random_fold_in random_seed random_split rev slice split stack threefry2x32 tile
-    transpose unstack""".split()
-)
-_REDUCES = frozenset(
-    """argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod
-    reduce_sum reduce_xor""".split()
-)
-# Those that write into their first operand.
-INTO_FIRST = frozenset(
-    """dynamic_update_slice scatter scatter-add scatter_add scatter_max scatter-max
-    scatter_min scatter-min scatter_mul scatter-mul scatter-sub scatter_sub""".split()
-)
-
-# Operations an element: more than one for what the chip computes in some instructions,
-# and much more for polynomials.
-_COSTLY = {
-    **dict.fromkeys("div sqrt rsqrt rem integer_pow cbrt".split(), 8),
-    **dict.fromkeys("exp exp2 log log2 logistic".split(), 20),
-    **dict.fromkeys(
-        """acos acosh asin asinh atan atan2 atanh cos cosh erf erf_inv erfc expm1 log1p
-        pow sin sinh tan tanh""".split(),
-        50,
-    ),
-    **dict.fromkeys("digamma lgamma random_bits threefry2x32".split(), 100),
-}
-
-
 def operations_an_element(eqn) -> float:
     """Operations for each element that a fused equation makes."""
-    name = eqn.primitive.name
-    return _COSTLY.get(name, 1.0 if name in ELEMENTWISE else 0.25)
+    return primitives.of(eqn).operations
 
 
 def kind_of(graph: JaxprGraph, eqn) -> Kind:
     """What becomes of an equation of a graph."""
-    name = eqn.primitive.name
-    if name == "optimization_barrier":
+    if primitives.is_barrier(eqn):
         return Kind.TIE
     if _compat.has_side_effects(eqn):
         return Kind.ALONE
-    if name in _VIEWS or _is_view(eqn) or _is_layout(graph, eqn):
+    known = primitives.of(eqn)
+    if known.view or _is_view(eqn) or _is_layout(graph, eqn):
         return Kind.VIEW
-    if name in ELEMENTWISE or name in MOVES or _is_outer(eqn):
+    if known.fusible or _is_outer(eqn):
         return Kind.FUSED
-    return Kind.ROOT if name in _REDUCES or name in INTO_FIRST else Kind.ALONE
+    reduces = known.kind is primitives.Kind.REDUCTION
+    return Kind.ROOT if reduces or known.into_first else Kind.ALONE
 
 
 def _is_view(eqn) -> bool:
@@ -95,7 +61,7 @@ def _is_view(eqn) -> bool:
 
 def _is_outer(eqn) -> bool:
     """Whether a matrix product sums nothing, and is a product element by element."""
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     (summed, _), _ = eqn.params["dimension_numbers"]
     return all(eqn.invars[0].aval.shape[a] == 1 for a in summed)
@@ -118,7 +84,7 @@ def _is_layout(graph: JaxprGraph, eqn) -> bool:
 def _dot_reads(eqn, out, transposition) -> bool:
     """Whether a product reads a transposed array as it lies."""
     # Batch axes outermost; the summed and the free axes each in one piece.
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     contracting, batch = eqn.params["dimension_numbers"]
     axes = np.argsort(transposition.params["permutation"])
@@ -137,7 +103,7 @@ def _dot_reads(eqn, out, transposition) -> bool:
 
 def _dot_writes(eqn, transposition) -> bool:
     """Whether a product can write a transposition of its result at once."""
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     (contracting, _), (batch, _) = eqn.params["dimension_numbers"]
     out, rows = eqn.outvars[0].aval, eqn.invars[0].aval.ndim - len(contracting)

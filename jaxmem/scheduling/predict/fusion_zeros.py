@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
 
 POOL, GRADIENT = "reduce_window_max", "select_and_scatter_add"
@@ -27,7 +27,8 @@ def early_zeros(graph: JaxprGraph) -> dict[int, Any]:
             continue
         pooled = eqn.invars[1]
         readers = {_name(graph, u): u for u in graph.users[pooled]}
-        alone = readers.keys() <= {POOL, GRADIENT, *ELEMENTWISE}
+        others = (primitives.named(name) for name in readers.keys() - {POOL, GRADIENT})
+        alone = all(known.elementwise for known in others)
         if POOL in readers and alone and _is_relu_of_convolution(graph, pooled):
             found |= {readers[POOL]: pooled, i: pooled}
     return found
@@ -56,8 +57,6 @@ def _name(graph: JaxprGraph, i: int) -> str:
     return graph.eqns[i].primitive.name
 
 
-_SCATTERS = ("scatter-add", "scatter_add")
-_SUMS = ("add", "add_any")
 # One kernel makes the zeros of a shape for all scatters, since they read the same
 # number: they exist from the first on. jax 0.12 makes them right before each scatter.
 AT_ONCE = jax.__version_info__ < (0, 12)
@@ -68,7 +67,7 @@ def folded(graph: JaxprGraph) -> dict[int, int]:
     # what else is added to a scattered gradient takes the place of the zeros
     found: dict[int, int] = {}
     for i, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name not in _SCATTERS or not _are_zeros(graph, eqn.invars[0]):
+        if not primitives.is_scatter_add(eqn) or not _are_zeros(graph, eqn.invars[0]):
             continue
         (out,) = eqn.outvars
         users = graph.users.get(out, ())
@@ -76,7 +75,7 @@ def folded(graph: JaxprGraph) -> dict[int, int]:
             continue
         total = graph.eqns[users[0]]
         others = [v for v in total.invars if v is not out and is_var(v)]
-        if total.primitive.name in _SUMS and others:
+        if primitives.is_sum(total) and others:
             found[i] = users[0]
     return found
 
@@ -97,7 +96,7 @@ def same_zeros(
 
 def _number(eqn) -> bytes | None:
     """The number that an equation broadcasts, if it does nothing else."""
-    if eqn.primitive.name != "broadcast_in_dim":
+    if not primitives.is_broadcast(eqn):
         return None
     (atom, *rest) = eqn.invars
     if rest or not isinstance(atom, _compat.Literal):

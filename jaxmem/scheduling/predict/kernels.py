@@ -6,10 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import size_of
 from jaxmem.scheduling.predict.fusion import Fusion
-from jaxmem.scheduling.predict.fusion_kinds import INTO_FIRST, Kind
+from jaxmem.scheduling.predict.fusion_kinds import Kind
 from jaxmem.scheduling.predict.fusion_zeros import AT_ONCE, same_zeros
 
 
@@ -71,7 +70,7 @@ class Kernels:
         over = [(writes[0], v) for v in straight if v not in crooked]
         if over and self._lies_apart(end, writes, straight | crooked):
             over = []
-        if fusion.name_of(end) in INTO_FIRST:
+        if fusion.record(end).into_first:
             first = fusion.resolve(fusion.graph.eqns[end].invars[0])
             over = [(writes[0], first)] if first is not None else []
         return Kernel(inside, (*(straight | crooked),), writes, tuple(over))
@@ -87,7 +86,7 @@ class Kernels:
         size = elements(writes[0].aval.shape) if writes else None
         while todo:
             i, elementwise = todo.pop()
-            elementwise = elementwise and fusion.name_of(i) in ELEMENTWISE
+            elementwise = elementwise and fusion.record(i).elementwise
             for v in fusion.operands(i):
                 same = elementwise and elements(v.aval.shape) == size
                 maker = fusion.graph.maker.get(v)
@@ -114,7 +113,7 @@ class Kernels:
     @cached_property
     def _scattered_into(self) -> set[Any]:
         fusion, eqns = self.fusion, self.fusion.graph.eqns
-        places = (i for i in range(len(eqns)) if fusion.name_of(i) in INTO_FIRST)
+        places = (i for i in range(len(eqns)) if fusion.record(i).into_first)
         return {
             fusion.resolve(eqns[i].invars[0]) for i in places if i not in fusion.folded
         }

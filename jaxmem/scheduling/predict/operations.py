@@ -18,16 +18,16 @@ from jaxmem._checks import (
     wrong_value,
 )
 from jaxmem.cost.equations import flops
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.ragged import copied_rows, groups, is_ragged
-from jaxmem.ir.scans import LOOPS, split
+from jaxmem.ir.scans import split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling.predict.fusion import Fusion, Kind
-from jaxmem.scheduling.predict.fusion_zeros import early_zeros
+from jaxmem.scheduling.predict.fusion_zeros import GRADIENT, early_zeros
 from jaxmem.scheduling.predict.iterations import iteration_atoms, iteration_of
 from jaxmem.scheduling.predict.kernels import Kernel, Kernels
 from jaxmem.scheduling.predict.products import merged
@@ -177,7 +177,8 @@ def _passed_on(graph: Graph) -> Graph:
     # that makes the output there.
     values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
     for i, operation in enumerate(graph.operations):
-        for v, a in operation.in_place if operation.name in LOOPS else ():
+        is_loop = primitives.named(operation.name).kind is primitives.Kind.LOOP
+        for v, a in operation.in_place if is_loop else ():
             if a not in output or v in graph.aliases or graph.readers[a] != (i,):
                 continue
             if graph.readers[v] == (graph.maker[output[a]],):
@@ -270,9 +271,9 @@ class _Build:
 
 def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
     """(last, first) state of a loop, which lie in one place."""
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         first = split(eqn, eqn.invars)[1]
-    elif eqn.primitive.name == "while":
+    elif primitives.is_while(eqn):
         first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
     else:
         return
@@ -283,39 +284,38 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
             yield last, v
 
 
-_BRANCHES = ("cond", "jit", "pjit")
 _INDEX = 4  # bytes
 
 
 def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
-    name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
+    bodies = jaxprs.bodies(eqn)
 
     def graph_of(body, aliases, atoms=()) -> Graph:
         given = spreads.inputs(atoms) if atoms else None
         ops = operations_of(body, aliases, peak_of, tpu, spreads=given)
         return as_compiled(ops, tpu)
 
-    if name == "scan":
+    if primitives.is_scan(eqn):
         return peak_of(graph_of(*iteration_of(eqn), iteration_atoms(eqn)))
-    if name == "while":
+    if primitives.is_while(eqn):
         body, atoms = eqn.params["body_jaxpr"], eqn.invars[eqn.params["cond_nconsts"] :]
         first = eqn.params["body_nconsts"]
         aliases = {k: first + k for k in range(len(eqn.outvars))}
         return peak_of(graph_of(body, aliases, atoms))
-    if name == "select_and_scatter_add":  # where each maximum is, along each axis
+    if eqn.primitive.name == GRADIENT:  # where each maximum is, along each axis
         source = eqn.invars[0].aval
         return _INDEX * source.ndim * source.size // spreads.shards(eqn.invars[0])
     if is_ragged(eqn) and not tpu:
         copies = (spreads.bytes_of(eqn.invars[k]) for k in copied_rows(eqn))
         return groups(eqn) * sum(copies)
-    if name == "shard_map":
+    if primitives.is_shard_map(eqn):
         graph = inside_of(eqn, lambda body: graph_of(body, {}))
         return peak_of(graph) - graph.bytes_of(graph.outputs)
-    if name not in _BRANCHES:
+    if not (primitives.is_branch(eqn) or primitives.is_jit(eqn)):
         return 0
     # a branch has no operand that says which one is taken
-    atoms = eqn.invars[1:] if name == "cond" else eqn.invars
+    atoms = eqn.invars[1:] if primitives.is_branch(eqn) else eqn.invars
     graphs = [graph_of(_closed(body), {}, atoms) for body in bodies]
     return max(peak_of(g) - g.bytes_of(g.outputs) for g in graphs)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxmem.ir.primitives import ELEMENTWISE
-from jaxmem.ir.scans import LOOPS, is_var
+from jaxmem.ir import primitives
+from jaxmem.ir.primitives import Kind
+from jaxmem.ir.scans import is_var
 from jaxmem.planning import Graph, Operation, Value
-from jaxmem.scheduling.predict.fusion_kinds import MOVES
 
 PRODUCT = "dot_general"
 SMALL = 64 * 2**20  # bytes of operands and result: xla_gpu_dot_merger_threshold_mb
@@ -55,7 +55,7 @@ class _Product:
         values: Mapping[Any, int],
         bytes_of: Callable[[Any], int],
     ) -> "_Product":
-        (eqn,) = (e for e in eqns if e.primitive.name == PRODUCT)
+        (eqn,) = (e for e in eqns if primitives.is_dot(e))
         (out,) = eqn.outvars
         how = tuple(str(eqn.params[k]) for k in ("dimension_numbers", "precision"))
         kinds = tuple(v.aval.dtype for v in (*eqn.invars, out))
@@ -189,10 +189,9 @@ class _Rewrite:
         if i is None or v in self.graph.outputs or i in self.gone:
             return (v,)
         operation, eqns = self.graph.operations[i], self.equations[i]
-        names = {e.primitive.name for e in eqns}
         readers = set(self.graph.readers[v])
         alone = operation.outputs == (v,) and readers <= set(group.operations)
-        if not alone or not names <= ELEMENTWISE | MOVES:
+        if not alone or not all(primitives.of(e).fusible for e in eqns):
             return (v,)
         self.gone.add(i)
         return operation.inputs
@@ -200,7 +199,9 @@ class _Rewrite:
     def _is_apart(self, v: int) -> bool:
         """Whether a result must lie in memory by itself, not be read where it is."""
         readers = (self.graph.operations[i].name for i in self.graph.readers[v])
-        return v in self.graph.outputs or any(r in LOOPS for r in readers)
+        return v in self.graph.outputs or any(
+            primitives.named(r).kind is Kind.LOOP for r in readers
+        )
 
     def _renamed(self, operation: Operation) -> Operation:
         """It reads the merged results, and cannot write over a part of one."""

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem.chips import get_target
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.planning import Graph
 
@@ -59,7 +60,7 @@ def images_of(graph: JaxprGraph) -> dict[tuple[int, ...], Images]:
     # The gradient of a kernel is a convolution too, of images whose number is summed.
     found: dict[tuple[int, ...], Images | None] = {}
     for eqn in graph.eqns:
-        if eqn.primitive.name == _CONVOLUTION:
+        if primitives.is_convolution(eqn):
             for shape, images in _roles(eqn):
                 found.setdefault(shape, images)
     return {shape: images for shape, images in found.items() if images is not None}
@@ -80,8 +81,8 @@ def computes_inside(eqn, images: Mapping[tuple[int, ...], Images]) -> bool:
     # A product computes what it reads in its own kernel; on a GPU it is a library's
     # call. So does a convolution of images that fill the rows of a tile; of fewer XLA
     # splits an axis of space, and what lies between is written.
-    if eqn.primitive.name != _CONVOLUTION:
-        return eqn.primitive.name == "dot_general"
+    if not primitives.is_convolution(eqn):
+        return primitives.is_dot(eqn)
     read = images.get(eqn.invars[0].aval.shape)
     return read is not None and read.fill_rows
 

@@ -10,13 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_plain_call, opened
-
-_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-# Casts are computed by every kernel that reads them: one that is shared would seem to
-# lie in memory from its first reader to its last.
-_APART = ("optimization_barrier", "convert_element_type")
 
 
 def written_out(closed, duplicates: bool = False):
@@ -41,13 +36,17 @@ def written_out(closed, duplicates: bool = False):
 
 
 def _is_inlined(eqn) -> bool:
-    name = eqn.primitive.name
-    return name in _CUSTOM or name in jaxprs.TAKES_OPEN_JAXPR or is_plain_call(eqn)
+    # of jitted functions those that ask for nothing that a call alone can say
+    is_call = primitives.of(eqn).calls and not primitives.is_jit(eqn)
+    return is_call or is_plain_call(eqn)
 
 
 def _key(eqn, args: list) -> Hashable:
     """The same for equations that compute the same; None where XLA keeps them apart."""
-    if eqn.primitive.name in _APART or jaxprs.bodies(eqn):
+    # Casts are computed by every kernel that reads them: one that is shared would seem
+    # to lie in memory from its first reader to its last.
+    apart = primitives.is_barrier(eqn) or primitives.is_cast(eqn)
+    if apart or jaxprs.bodies(eqn):
         return None
     if _compat.has_side_effects(eqn) or not any(map(jaxprs.is_abstract, args)):
         return None  # of numbers alone is what each reader computes itself

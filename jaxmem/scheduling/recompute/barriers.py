@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.ir.scans import LARGE, is_var
@@ -79,7 +79,7 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
 
 def _is_early(level: Level, eqn) -> bool:
     """Whether XLA may do the recomputation of a checkpoint before it is needed."""
-    if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
+    if not primitives.is_remat(eqn):
         return False
     if not eqn.params["differentiated"] or eqn.params["prevent_cse"]:
         return False
@@ -121,7 +121,7 @@ def _casts(level: Level, graph: JaxprGraph) -> Iterator[Casts]:
 
 def _is_narrowing(level: Level, eqn) -> bool:
     """Whether an equation casts a large array to a narrower floating dtype."""
-    if eqn.primitive.name != "convert_element_type" or not is_var(eqn.invars[0]):
+    if not primitives.is_cast(eqn) or not is_var(eqn.invars[0]):
         return False
     before, after = (v.aval.dtype for v in (eqn.invars[0], eqn.outvars[0]))
     floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (before, after))

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from jaxmem._bits import pack_bits, unpack_bits
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.part_marks import innermost_operations
-from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import is_mask, is_var, size_of, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
@@ -119,8 +118,7 @@ def _words_instead(v) -> str:
 def _words_for(eqns: Sequence[Any]) -> str:
     """What is done to residuals to recompute another one."""
     eqns = [one for eqn in eqns for one in innermost_operations(eqn)]
-    names = dict.fromkeys(e.primitive.name for e in eqns)
-    if all(name in CHEAP for name in names):
+    if all(primitives.of(e).moves for e in eqns):
         return "another residual"
     if all(fused_only(e) is not None for e in eqns):
         return "elementwise of other residuals"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.communication import gathered
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
@@ -122,7 +123,7 @@ def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
     """
     graph = JaxprGraph(closed)
     for b, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
+        if not primitives.is_scan(eqn) or _compat.has_side_effects(eqn):
             continue
         made = (v for v in xs_of(eqn) if is_var(v) and v in graph.maker)
         for f in sorted({graph.maker[v] for v in made}):
@@ -134,7 +135,7 @@ def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
 
 def named(pair: Pair) -> dict[Any, str]:
     """Variables of the forward body that carry a `checkpoint_name`."""
-    eqns = (e for e in pair.body.eqns if e.primitive.name == "name")
+    eqns = (e for e in pair.body.eqns if primitives.is_named(e))
     return {e.outvars[0]: e.params["name"] for e in eqns}
 
 
@@ -179,7 +180,7 @@ def _inside(closed, given: InputSpreads | None, eqn) -> Spreads:
 
 
 def _is_forward_of(first, eqn) -> bool:
-    same = first.primitive.name == "scan" and not _compat.has_side_effects(first)
+    same = primitives.is_scan(first) and not _compat.has_side_effects(first)
     return (
         same
         and first.params["length"] == eqn.params["length"]

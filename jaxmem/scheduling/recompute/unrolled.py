@@ -16,12 +16,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MATMULS
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import LOOPS, barrier, is_var
+from jaxmem.ir.scans import barrier, is_var
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -60,12 +59,12 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
 
 def _is_stack(graph: JaxprGraph, v) -> bool:
     """Whether a loop made it: loops are not run a second time."""
-    return graph.eqns[graph.maker[v]].primitive.name in LOOPS
+    return primitives.is_loop(graph.eqns[graph.maker[v]])
 
 
 def without_loops(price: SpreadPrice) -> SpreadPrice:
     """The same price, but loops are not run a second time."""
-    is_loop = lambda eqn: eqn.primitive.name in LOOPS
+    is_loop = lambda eqn: primitives.is_loop(eqn)
     return lambda eqn, spreads: None if is_loop(eqn) else price(eqn, spreads)
 
 
@@ -134,8 +133,8 @@ def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:
     """Whether a product reads it: moments of few bits are read where they are made."""
-    users = (graph.eqns[i].primitive.name for i in graph.users.get(v, ()))
-    return any(name in MATMULS for name in users)
+    users = (graph.eqns[i] for i in graph.users.get(v, ()))
+    return any(map(primitives.is_product, users))
 
 
 def not_kept(pair: Pair, found: Cut) -> list[Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Batched, Reduced
@@ -74,13 +75,15 @@ def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Batched | Reduced | 
     axes = [found.axis.get(v) if is_var(v) else None for v in eqn.invars]
     treated = treatment(eqn, axes)
     if isinstance(treated, str):
-        return f"`{eqn.primitive.name}` {_at(eqn)}: {treated}"
+        return f"{primitives.quoted(eqn)} {_at(eqn)}: {treated}"
     for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
         if have is not None and have != want:
-            return f"`{eqn.primitive.name}` {_at(eqn)}: layers along different axes"
+            return f"{primitives.quoted(eqn)} {_at(eqn)}: layers along different axes"
         if is_var(v) and have is None and v in found.later:
             found.blockers[v] = None
-            return f"`{eqn.primitive.name}` {_at(eqn)} needs {_origin(graph, v, found)}"
+            return (
+                f"{primitives.quoted(eqn)} {_at(eqn)} needs {_origin(graph, v, found)}"
+            )
     return treated
 
 
@@ -92,9 +95,9 @@ def _at(eqn) -> str:
 def _origin(graph: JaxprGraph, v, found: AfterScan) -> str:
     """What of the scan a blocker is made of, in words."""
     eqn = _first(graph, v, found)
-    if eqn.primitive.name == "scan":
+    if primitives.is_scan(eqn):
         return "a value that the scan ends with"
-    text = f"`{eqn.primitive.name}` over all layers, {_at(eqn)}"
+    text = f"{primitives.quoted(eqn)} over all layers, {_at(eqn)}"
     return text + HINT
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
 from jaxmem.ir.propagation import spreads_in
@@ -64,7 +64,7 @@ def releases(
     """
     graph = JaxprGraph(closed)
     for i, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name == "scan" and not _compat.has_side_effects(eqn):
+        if primitives.is_scan(eqn) and not _compat.has_side_effects(eqn):
             yield _plan(graph, i, aliases, spreads_in(closed, given))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Aliases, JaxprGraph, Values, of_variables
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var, xs_of, ys_of
@@ -83,7 +83,7 @@ def _first_that_pays(closed, aliases: Aliases, given: InputSpreads | None):
 def _is_backward(closed, scan: int) -> bool:
     """Whether a scan reads what another one has stacked: residuals."""
     graph = JaxprGraph(closed)
-    scans = (e for e in graph.eqns if e.primitive.name == "scan")
+    scans = (e for e in graph.eqns if primitives.is_scan(e))
     stacked = {v for eqn in scans for v in ys_of(eqn)}
     return any(v in stacked for v in xs_of(graph.eqns[scan]) if is_var(v))
 
@@ -116,7 +116,7 @@ def blocked_scans(closed) -> list[int]:
     return [
         i
         for i, eqn in enumerate(graph.eqns)
-        if eqn.primitive.name == "scan"
+        if primitives.is_scan(eqn)
         and not _compat.has_side_effects(eqn)
         and blockers(graph, i)
     ]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import Axis, Reduced, narrow
@@ -57,7 +57,7 @@ class _ReleasedValues(Values):
     def _overwritten(self, i: int) -> list[int]:
         """Which xs of an earlier scan are stacks that this one will overwrite."""
         eqn = self.graph.eqns[i]
-        if eqn.primitive.name != "scan" or self.plan.scan in self.done:
+        if not primitives.is_scan(eqn) or self.plan.scan in self.done:
             return []
         buffers = {v for v, axis in self.plan.updated.values() if axis == 0}
         return narrowed(eqn, [v for v in buffers if v in self.graph.invars])

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import (
     LARGE,
@@ -44,7 +44,7 @@ def narrowed(eqn, candidates: Sequence[Any]) -> list[int]:
 def is_narrowed(body, v) -> bool:
     """Whether a variable is cast to fewer bytes, here or in a function it goes into."""
     for eqn in (e for e in body.eqns if v in e.invars):
-        if eqn.primitive.name == "convert_element_type":
+        if primitives.is_cast(eqn):
             if jnp.dtype(eqn.params["new_dtype"]).itemsize < v.aval.dtype.itemsize:
                 return True
         for inner in (jaxprs.split(b)[0] for b in jaxprs.bodies(eqn)):
@@ -94,7 +94,7 @@ def carried(closed, aliases: Mapping[int, int]):
     inputs = {graph.arguments[i] for i in aliases.values()}
     loops = {}
     for i, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name == "scan" and (places := _places(eqn, inputs)):
+        if primitives.is_scan(eqn) and (places := _places(eqn, inputs)):
             loops[i] = partial(_run_loop, eqn, places)
     return done_otherwise(closed, graph, loops) if loops else closed
 
@@ -116,7 +116,7 @@ def _cast_in_scans(body, variables: Sequence[Any]) -> set[Any]:
     return {
         xs_of(eqn)[slot]
         for eqn in body.eqns
-        if eqn.primitive.name == "scan"
+        if primitives.is_scan(eqn)
         for slot in narrowed(eqn, variables)
     }
 
@@ -162,7 +162,7 @@ class _Handing(Values):
 
     def apply(self, i: int) -> None:
         eqn = self.graph.eqns[i]
-        slots = narrowed(eqn, self.handed) if eqn.primitive.name == "scan" else []
+        slots = narrowed(eqn, self.handed) if primitives.is_scan(eqn) else []
         if not slots:
             super().apply(i)
             return

@@ -16,19 +16,15 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph, of_variables
-from jaxmem.ir.label_products import MATRICES
 from jaxmem.ir.layer_axis import Batched, operand_axes
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
 
 _Recipe = list[tuple[Any, int | None]]  # operands, and the axis of their rows
-
-# What costs a product of matrices or more stays where it is.
-_COSTLY = {"dot_general", "sort", *MATRICES}
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class _Target:
 
 
 def _is_marked(eqn) -> bool:
-    by_platform = eqn.primitive.name == "cond" and eqn.params.get("branches_platforms")
+    by_platform = primitives.is_branch(eqn) and eqn.params.get("branches_platforms")
     return bool(by_platform) and MARK in _compat.name_stack(eqn)
 
 
@@ -213,7 +209,7 @@ class _Search:
         return bool(self.core)
 
     def _treatment(self, eqn) -> Batched | None:
-        if eqn.primitive.name in _COSTLY:
+        if primitives.of(eqn).heavy:  # it stays where it is
             return None
         axes = [self.axis.get(v) if is_var(v) else None for v in eqn.invars]
         treated = treatment(eqn, axes)

@@ -12,18 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import is_var
 
 ZERO = "zero"
 Known = Any  # ZERO, a variable of the inputs, or None
-
-# Functions that map zero to zero; some pass an input on as it is, too.
-_PASS = {"copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary"}
-_PASS |= {"sharding_constraint", "stop_gradient"}
-_ODD = {"abs", "asin", "asinh", "atan", "cbrt", "ceil", "erf", "expm1", "floor"}
-_ODD |= {"log1p", "neg", "real", "reduce_precision", "round", "sign", "sin", "sinh"}
-_ODD |= {"sqrt", "square", "tan", "tanh"}
 
 
 def of_zero(graph: JaxprGraph, gradient: Any) -> Callable[[Any], Known]:
@@ -49,13 +43,12 @@ def _made(graph: JaxprGraph, v, known: Callable) -> Known:
     if i is None:
         return v
     eqn = graph.eqns[i]
-    name = eqn.primitive.name
-    if name == "convert_element_type":
+    if primitives.is_cast(eqn):
         return _cast(eqn, known(eqn.invars[0]))
-    if name == "broadcast_in_dim":
-        return ZERO if known(eqn.invars[0]) is ZERO else None
-    if name in _PASS:
+    if primitives.of(eqn).same:
         return known(eqn.invars[eqn.outvars.index(v)])
+    if primitives.of(eqn).rearranges:
+        return ZERO if known(eqn.invars[0]) is ZERO else None
     return _arithmetic(eqn, [known(x) for x in eqn.invars])
 
 
@@ -69,7 +62,7 @@ def _cast(eqn, given: Known) -> Known:
 
 def _arithmetic(eqn, given: Sequence[Known]) -> Known:
     name = eqn.primitive.name
-    if name in ("add", "add_any"):
+    if primitives.is_sum(eqn):
         a, b = given
         return b if a is ZERO else a if b is ZERO else None
     if name == "sub":
@@ -83,7 +76,7 @@ def _arithmetic(eqn, given: Sequence[Known]) -> Known:
     if name == "select_n":
         first, *others = given[1:]
         return first if all(x is first for x in others) else None
-    return ZERO if name in _ODD and given[0] is ZERO else None
+    return ZERO if primitives.of(eqn).keeps_zero and given[0] is ZERO else None
 
 
 def _limits(name: str) -> Callable[[Any, Known], bool]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.row_scatters import RowSums, Scatters
 from jaxmem.ir.scans import LARGE, is_var, size_of
 from jaxmem.scheduling.rows.no_effect import ZERO, of_zero
@@ -20,7 +20,6 @@ MOVES = (
     "decay do; jaxmem.optim.rowwise and lazy_adam do so on the touched rows alone"
 )
 NOTHING = "nothing is made of it"
-BY_ELEMENT = ELEMENTWISE | VARYING | {"name"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class UpdatedTable:
 
 def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
     """Those for which it pays, in order."""
-    if not any(eqn.primitive.name == "scatter-add" for eqn in graph.eqns):
+    if not any(primitives.is_scatter_add(eqn) for eqn in graph.eqns):
         return
     sums, taken = RowSums(graph), set()
     for i, eqn in enumerate(graph.eqns):
@@ -79,7 +78,7 @@ def _is_whole(sums: RowSums, v) -> bool:
     if v in graph.outputs:
         return True
     users = [graph.eqns[k] for k in graph.users.get(v, ())]
-    if any(eqn.primitive.name == "add_any" and _is_dense(sums, eqn) for eqn in users):
+    if any(_adds_gradients(eqn) and _is_dense(sums, eqn) for eqn in users):
         return False  # a part of what is told of as mixed
     return any(
         len(eqn.outvars) != 1
@@ -89,13 +88,17 @@ def _is_whole(sums: RowSums, v) -> bool:
     )
 
 
+def _adds_gradients(eqn) -> bool:
+    return eqn.primitive.name == "add_any"  # that of derivatives
+
+
 def _is_dense(sums: RowSums, eqn) -> bool:
     return bool(sums.why(eqn.outvars[0]))
 
 
 def _mixed(sums: RowSums, eqn, why: str) -> str:
     """Why a sum of rows and of something else stays as it is; else empty."""
-    if eqn.primitive.name != "add_any":  # that of derivatives
+    if not _adds_gradients(eqn):
         return ""
     parts = (x for x in eqn.invars if is_var(x))
     rows = any(not sums.why(x) and _pays(sums, x) for x in parts)
@@ -110,13 +113,19 @@ def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
         if not any(is_var(x) and x in reached for x in eqn.invars):
             continue
         shapes = {x.aval.shape for x in eqn.outvars}
-        named = eqn.primitive.name
-        if named not in BY_ELEMENT or shapes != {v.aval.shape}:
-            return UpdatedTable(v, found, why=f"`{named}` reads all of it")
+        if not is_by_element(eqn) or shapes != {v.aval.shape}:
+            why = f"{primitives.quoted(eqn)} reads all of it"
+            return UpdatedTable(v, found, why=why)
         update.add(i)
         reached.update(eqn.outvars)
     pairs, why = _outputs(graph, v, reached)
     return UpdatedTable(v, found, frozenset(update), pairs, why)
+
+
+def is_by_element(eqn) -> bool:
+    """Whether rows of its results are made of the same rows of its operands."""
+    known = primitives.of(eqn)
+    return known.elementwise or (known.same and known.fused)
 
 
 def _outputs(graph: JaxprGraph, v, reached: set) -> tuple[tuple, str]:

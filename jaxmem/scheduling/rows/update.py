@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
@@ -16,7 +17,7 @@ from jaxmem.ir.shards import InputSpreads
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.plan.rows import Description, Gradient, described, gradient
-from jaxmem.scheduling.rows.touched import BY_ELEMENT, NOTHING, UpdatedTable, tables
+from jaxmem.scheduling.rows.touched import NOTHING, UpdatedTable, is_by_element, tables
 
 LANES = 128  # a row of an array on a TPU takes a multiple of these elements
 
@@ -140,10 +141,10 @@ class _RowsAt:
         i = values.graph.maker.get(v)
         if i is not None:
             eqn = values.graph.eqns[i]
-            name = eqn.primitive.name
             if _by_element(eqn):
                 return _compat.bind(eqn, [self._read(x, values) for x in eqn.invars])[0]
-            if name == "broadcast_in_dim" and 0 not in eqn.params[_DIMENSIONS]:
+            spreads = primitives.is_broadcast(eqn)
+            if spreads and 0 not in eqn.params[_DIMENSIONS]:
                 x = jnp.asarray(values.read(eqn.invars[0]))
                 sizes = [1] * v.aval.ndim
                 for axis, size in zip(eqn.params[_DIMENSIONS], x.shape, strict=True):
@@ -157,4 +158,4 @@ _DIMENSIONS = "broadcast_dimensions"
 
 
 def _by_element(eqn) -> bool:
-    return eqn.primitive.name in BY_ELEMENT and len(eqn.outvars) == 1
+    return is_by_element(eqn) and len(eqn.outvars) == 1

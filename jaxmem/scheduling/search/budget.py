@@ -63,6 +63,7 @@ class BudgetSearch:
     peaks: dict[int, float] = field(default_factory=dict)
     rest: float | None = None  # a peak less the bytes kept, as another front had it
     slack: float = 0.0  # seconds that are not worth another compile
+    audit: bool = True  # whether what the compiler made of a choice is looked at
     most: float = math.inf  # compiles, once something has been found to fit
     # seconds in which devices gather weights once more in first layers
     gathers: Callable[[FirstLayers], float] = lambda config: 0.0
@@ -219,7 +220,8 @@ class BudgetSearch:
             raise _Enough
         self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
         self.ahead([choice, *self._following()])
-        self.tried.append(trial_of(choice, self.compile(choice), expected, seconds))
+        known = expected, seconds, self.audit
+        self.tried.append(trial_of(choice, self.compile(choice), *known))
         return self.tried[-1].peak
 
     def _following(self) -> list[Choice]:

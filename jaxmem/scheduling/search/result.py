@@ -65,16 +65,18 @@ def trial_of(
     report: MemoryReport | None,
     predicted: float | None = None,
     seconds: float = 0.0,
+    audit: bool = True,
 ) -> ReportedTrial:
     """A choice with the compiler's report; None: it could not fit the chip."""
-    findings = () if report is None else findings_of(report)
+    findings = findings_of(report) if audit and report is not None else ()
     peak = math.inf if report is None or findings else report.peak_bytes
     return ReportedTrial(choice, peak, predicted, seconds, report, findings)
 
 
 def wrong_values(trial: ReportedTrial) -> str:
     """What is wrong with a compiled step, the first of it."""
-    return f"WRONG VALUES: {trial.findings[0]}"
+    advice = "if a check of the step on a device finds none, pass audit=False"
+    return f"WRONG VALUES: {trial.findings[0]}\n    {advice}"
 
 
 def by_peak(trial: ReportedTrial) -> tuple[float, bool]:

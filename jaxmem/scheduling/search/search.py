@@ -72,19 +72,21 @@ def search(
     offload: bool = False,
     most: float | None = None,
     tile: bool = False,
+    audit: bool = True,
 ) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least."""
     # Without a budget nothing that costs anything is recomputed. `named`: only what has
     # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
-    # memory. `tile`: regions may be run in tiles. After `most` seconds, or when
-    # interrupted, it is the best so far.
+    # memory. `tile`: regions may be run in tiles. `audit`: no choice is taken in whose
+    # module something is found. After `most` seconds, or when interrupted, it is the
+    # best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
     products = None
     while True:
         compiles = Compiles(step.begin, deadline, products)
-        run = SearchRun(step, budget, tell, compiles, named, offload, tile)
+        run = SearchRun(step, budget, tell, compiles, named, offload, tile, audit)
         try:
             best = run.best()
             _check_findings(best)
@@ -124,6 +126,7 @@ class SearchRun:
     named: bool = False
     offload: bool = False
     tile: bool = False
+    audit: bool = True  # whether what the compiler made of a choice is looked at
     # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
@@ -230,7 +233,8 @@ class SearchRun:
     def _settled(self, found: ReportedTrial) -> ReportedTrial:
         self.tell(f"compile to the end{progress_of(found)}")
         report = self.compiles.settled(found.choice)
-        best = trial_of(found.choice, report, found.predicted, found.seconds)
+        known = found.predicted, found.seconds, self.audit
+        best = trial_of(found.choice, report, *known)
         self.tried = [best if t.choice == best.choice else t for t in self.tried]
         return best
 
@@ -283,7 +287,8 @@ class SearchRun:
             best = best_of(self.tried, self.limit)
             self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
             self.compiles.ahead(choices[i : i + 2])
-            self.tried.append(trial_of(choice, self.compiles(choice)))
+            report = self.compiles(choice)
+            self.tried.append(trial_of(choice, report, audit=self.audit))
             yield self.tried[-1]
 
     def _search(self, limit: float) -> ReportedTrial:
@@ -354,6 +359,7 @@ class SearchRun:
         self._looked_at = candidates
         how = self._space.layers, int(self.limit), self.compiles, self.tell
         more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": most}
+        more["audit"] = self.audit
         space = self._space
         more["gathers"] = lambda c: seconds_of_gathers(space.scans, c, space.target)
         about = candidates, *how, self._can_shrink_first, self.tried, known

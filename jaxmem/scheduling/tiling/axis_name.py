@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.scheduling.tiling.regions import Region
 
 
@@ -35,10 +36,10 @@ def _of_products(eqns: Sequence[Any], region: Region) -> Iterator[str]:
     """What the axis is to each product of the region."""
     for i in region.eqns:
         eqn, ins = eqns[i], region.cut[i].ins
-        if eqn.primitive.name == "conv_general_dilated":
+        if primitives.is_convolution(eqn):
             image = eqn.params["dimension_numbers"].lhs_spec[0]
             yield "first" if ins[0] == image else "features"
-        if eqn.primitive.name != "dot_general":
+        if not primitives.is_dot(eqn):
             continue
         _, (batch, _) = eqn.params["dimension_numbers"]
         left, right = ins

@@ -11,30 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, Spreads, asked_by, of_spec
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
 from jaxmem.scheduling.tiling.loops import is_nested, is_zero, summed_by, treatment
 from jaxmem.scheduling.tiling.partial_sums import (
-    MOVES,
     NotInParts,
     PartTreatment,
     State,
+    moves_sums,
     named,
 )
 from jaxmem.scheduling.tiling.shard_parts import Parts
-
-# Random bits of all examples would be held from the first part to the last.
-_RANDOM = frozenset(
-    """random_bits random_wrap random_unwrap random_split random_fold_in threefry2x32
-    random_seed""".split()
-)
-# On whole arrays, and yet done anew for every part.
-_IN_PART = ELEMENTWISE | CHEAP | {"iota"} | _RANDOM
-COMBINED = frozenset({"add", "max", "min", "mul"})  # operations that end the region
+from jaxmem.scheduling.tiling.sums import is_arithmetic
 
 
 class _Meet(Exception):
@@ -118,7 +110,7 @@ class Batch:
         for i, eqn in enumerate(self.graph.eqns):
             if i in self.treated or i in self.late:
                 continue
-            if eqn.primitive.name not in _IN_PART or set(eqn.outvars) & self.early:
+            if not _is_done_anew(eqn) or set(eqn.outvars) & self.early:
                 continue
             makers = (self.graph.maker.get(v) for v in filter(is_var, eqn.invars))
             if all(m is None or m in found for m in makers):
@@ -266,6 +258,14 @@ def _from(
         early, wanted = batch.early, batch.wanted
 
 
+def _is_done_anew(eqn) -> bool:
+    """Whether it is on whole arrays, and yet done for every part."""
+    # Random bits of all examples would be held from the first part to the last.
+    known = primitives.of(eqn)
+    draws = known.kind is Kind.KEY or (known.kind is Kind.RANDOM and not known.opaque)
+    return known.cheap or known.moves or draws
+
+
 def _follow(batch: Batch, i: int, eqn) -> None:
     """Takes an equation into the region, or leaves it before or behind it."""
     if is_zero(eqn, batch.zeros):
@@ -276,7 +276,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
     waits = next((batch.behind[v] for v in eqn.invars if _in(v, batch.behind)), "")
     terms = any(isinstance(s, str) for s in ins)
     cut = any(isinstance(s, int) for s in ins)
-    is_move = eqn.primitive.name in MOVES or eqn.primitive.name == "scatter-add"
+    is_move = moves_sums(eqn) or primitives.is_scatter_add(eqn)
     if waits or (terms and (cut or not is_move)):
         if cut and _known_early(batch, eqn, ins):
             return
@@ -306,7 +306,7 @@ def _in(atom, found) -> bool:
 
 
 def _ends(state: State) -> bool:
-    return not isinstance(state, str) or state in COMBINED
+    return not isinstance(state, str) or is_arithmetic(state)
 
 
 def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:

@@ -9,16 +9,15 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.partial_sums import MOVES
-from jaxmem.scheduling.tiling.regions import PRODUCTS
+from jaxmem.scheduling.tiling.partial_sums import moves_sums
 
 
 def has_product(eqn) -> bool:
     """Whether an equation is a product, or has one in its bodies."""
     inner = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
-    return any(e.primitive.name in PRODUCTS for e in (eqn, *inner))
+    return any(primitives.is_product(e) for e in (eqn, *inner))
 
 
 def has_gradients(batch) -> bool:
@@ -59,7 +58,7 @@ def _made_of(batch, v) -> set[tuple[int, ...]]:
     work, seen = [v], {v}
     while work:
         eqn = batch.graph.eqns[batch.graph.maker[work.pop()]]
-        if eqn.primitive.name not in MOVES:
+        if not moves_sums(eqn):
             continue
         sums = (w for w in eqn.invars if isinstance(batch.state.get(w), str))
         new = set(sums) - seen

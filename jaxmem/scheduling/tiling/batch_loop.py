@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import graph as graphs
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
@@ -36,7 +36,7 @@ def in_parts(closed, batch: Batch):
 
 def is_batch_loop(eqn) -> bool:
     """Whether a scan is the loop over parts of the examples."""
-    is_scan = eqn is not None and eqn.primitive.name == "scan"
+    is_scan = eqn is not None and primitives.is_scan(eqn)
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
+from jaxmem.ir import primitives
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.tiling.loop import tiled
@@ -119,8 +120,9 @@ class ListRegions:
 def _is_seed(graph: RegionGraph, i: int) -> bool:
     """Whether regions are looked for from what an equation makes."""
     # not from masks, which have the axes of what they are for, nor from what was there
-    name = graph.eqns[i].primitive.name
-    return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
+    eqn = graph.eqns[i]
+    other = primitives.is_scan(eqn) or primitives.is_update(eqn)
+    return not other and i not in graph.drawn
 
 
 def _parts(size: int, count: int, exactly: bool) -> int | None:

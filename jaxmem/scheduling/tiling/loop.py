@@ -15,12 +15,11 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
 from jaxmem.scheduling.tiling.regions import (
-    PRODUCTS,
     Region,
     RegionGraph,
     bits_of,
@@ -33,7 +32,7 @@ from jaxmem.scheduling.tiling.shard_sums import (
     stretched,
     sums_apart,
 )
-from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product
+from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product, turns
 from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
@@ -70,7 +69,7 @@ class _Sum:
 
     def _given(self, read):
         """What is summed onto; None if nothing is."""
-        if self.eqn.primitive.name == "scatter-add":  # onto what was there
+        if primitives.is_scatter_add(self.eqn):  # onto what was there
             return read(self.eqn.invars[0]).astype(self.dtype)
         return None if self.start is None else read(self.start)
 
@@ -88,7 +87,7 @@ class _Sum:
         """The sum with one part added."""
         add = lambda total, *args: self._added(args, total)
         # of a convolution in groups XLA gathers the operands
-        mapped = self.eqn.primitive.name == "conv_general_dilated"
+        mapped = primitives.is_convolution(self.eqn)
         for one in reversed(self.apart):
             add = one.each(add, mapped)
         if mapped:  # no pass looks for regions in it
@@ -96,19 +95,20 @@ class _Sum:
         return add(total, *args)
 
     def _added(self, args: Sequence[Any], total):
-        name, params = self.eqn.primitive.name, dict(self.eqn.params)
-        if name == "scatter-add":
+        params = dict(self.eqn.params)
+        if primitives.is_scatter_add(self.eqn):
             return _scattered(self.eqn, args, total)
-        if name == "dot_general":
+        if primitives.is_dot(self.eqn):
             part = product(self.eqn, args, params, self.dtype)
         else:
-            if name in PRODUCTS:
+            is_product = primitives.is_product(self.eqn)
+            if is_product:
                 params["preferred_element_type"] = None
-            if name in PRODUCTS or name == "reduce_sum":
+            if is_product or primitives.is_reduce_sum(self.eqn):
                 args = [x.astype(self.dtype) for x in args]
             (part,) = _compat.bind(self.eqn, list(args), params)
         for eqn in self.tail:
-            if eqn.primitive.name in ("transpose", "neg"):
+            if turns(eqn):
                 (part,) = _compat.bind(eqn, [part])
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
 
@@ -173,7 +173,7 @@ class _RegionLoop:
         graph, eqn = self.graph, self.graph.eqns[i]
         combine = self.region.cut[i].combine
         tail, v, start = [], eqn.outvars[0], None
-        if eqn.primitive.name in (*PRODUCTS, "reduce_sum"):
+        if primitives.is_product(eqn) or primitives.is_reduce_sum(eqn):
             moves, v = moves_behind(graph, v)
             tail = [graph.eqns[k] for k in moves]
             start, v = self._start(v)
@@ -192,7 +192,7 @@ class _RegionLoop:
 
     def _before(self, follower, v) -> Any:
         """What a sum is added to, where that is there before the loop."""
-        if follower.primitive.name not in ("add", "add_any"):
+        if not primitives.is_sum(follower):
             return None
         (other,) = [w for w in follower.invars if w is not v] or [None]
         if other is None or not is_var(other) or other.aval.dtype != wide(v.aval.dtype):
@@ -270,7 +270,7 @@ class _Part:
         for i in self.loop.order:
             eqn, (ins, outs, _) = self.loop.graph.eqns[i], self.loop.region.cut[i]
             one = self.loop.sums.get(i)
-            if one is not None and one.eqn.primitive.name == "scatter-add":
+            if one is not None and primitives.is_scatter_add(one.eqn):
                 ins = (None, *ins[1:])
             args = [self.read(v, a) for v, a in zip(eqn.invars, ins, strict=True)]
             if one is not None:

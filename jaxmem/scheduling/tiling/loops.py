@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.flatten import is_jit, why_closed
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.flatten import why_closed
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling import one_by_one
 from jaxmem.scheduling.tiling.partial_sums import (
@@ -27,17 +27,11 @@ from jaxmem.scheduling.tiling.partial_sums import (
 from jaxmem.scheduling.tiling.prepared import called
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
-_CALLS = frozenset(
-    """jit pjit closed_call core_call custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr""".split()
-)
-_NESTED = _CALLS | {"scan", "cond", *jaxprs.TAKES_OPEN_JAXPR}
-_ZEROS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "transpose"})
-
 
 def is_nested(eqn) -> bool:
     """Whether an equation is one whose bodies are understood here."""
-    return eqn.primitive.name in _NESTED
+    nested = primitives.is_scan(eqn) or primitives.is_branch(eqn)
+    return nested or primitives.of(eqn).calls
 
 
 def treatment(
@@ -52,9 +46,9 @@ def treatment(
     try:
         if _compat.has_side_effects(eqn):
             raise NotInParts(eqn, "it has side effects")
-        if eqn.primitive.name == "scan":
+        if primitives.is_scan(eqn):
             return _scan(eqn, ins, wanted, parts)
-        if eqn.primitive.name == "cond":
+        if primitives.is_branch(eqn):
             return _cond(eqn, ins, wanted, parts)
         return _call(eqn, ins, wanted, parts)
     except NotInParts as reason:
@@ -130,7 +124,7 @@ class Body:
 
 def is_zero(eqn, zeros: set[Any]) -> bool:
     """Whether an equation makes zeros, of a literal or of others in `zeros`."""
-    if eqn.primitive.name not in _ZEROS:
+    if not primitives.of(eqn).rearranges:
         return False
     v = eqn.invars[0]
     return v in zeros if is_var(v) else jnp.ndim(v.val) == 0 and not v.val
@@ -239,7 +233,7 @@ def _cond(eqn, ins, wanted, parts: Parts) -> PartTreatment:
 
 
 def _call(eqn, ins, wanted, parts: Parts) -> PartTreatment:
-    if is_jit(eqn) and (why := why_closed(eqn)):
+    if primitives.is_jit(eqn) and (why := why_closed(eqn)):
         raise NotInParts(eqn, why)
     body = body_of(called(eqn), ins, wanted, parts)
     return PartTreatment(tuple(body.ins()), tuple(body.outs()), (body,))

@@ -12,15 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import draws_by_place
-from jaxmem.ir.primitives import ELEMENTWISE
 
 PACKED = "jaxmem.packed_mask"  # the name of a mask that is kept in bits
-
-_CHEAP = ELEMENTWISE | {"iota", "broadcast_in_dim", "reshape"}
-_OF_BITS = _CHEAP | {"bitcast_convert_type", "slice", "squeeze", "transpose"}
 
 
 def from_nothing(eqns: Sequence[Any]) -> set[int]:
@@ -29,7 +25,7 @@ def from_nothing(eqns: Sequence[Any]) -> set[int]:
     found = set()
     for i, eqn in enumerate(eqns):
         of_free = all(not is_var(v) or v in free for v in eqn.invars)
-        if eqn.primitive.name in _CHEAP and of_free:
+        if primitives.of(eqn).cheap and of_free:
             found.add(i)
             free.update(eqn.outvars)
     return found
@@ -55,7 +51,7 @@ def made_by(eqns: Sequence[Any], draws: Callable[[Any], bool]) -> set[int]:
             continue
         first, operands = draws(eqn), list(filter(is_var, eqn.invars))
         ready = all(v in maker or v in packed or _is_small(v) for v in operands)
-        if not (first or eqn.primitive.name in _OF_BITS) or not ready:
+        if not (first or _is_of_bits(eqn)) or not ready:
             continue
         if all(map(_is_small, eqn.outvars)):
             continue
@@ -71,12 +67,17 @@ def made_by(eqns: Sequence[Any], draws: Callable[[Any], bool]) -> set[int]:
     return found
 
 
+def _is_of_bits(eqn) -> bool:
+    known = primitives.of(eqn)
+    return known.cheap or known.moves or known.name == "bitcast_convert_type"
+
+
 def is_packed(eqn) -> bool:
-    return eqn.primitive.name == "name" and eqn.params["name"] == PACKED
+    return primitives.is_named(eqn) and eqn.params["name"] == PACKED
 
 
 def _draws(eqn) -> bool:
-    by_place = eqn.primitive.name == "random_bits" and draws_by_place(eqn)
+    by_place = primitives.is_random_bits(eqn) and draws_by_place(eqn)
     return by_place or eqn.primitive.name == "threefry2x32"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts, PartTreatment, State
 
@@ -59,5 +59,5 @@ def _is_added_to(body: Any, i: int, k: int) -> bool:
     if len(uses) != 1 or any(v is total for v in body.outvars):
         return False
     (eqn,) = uses
-    adds = eqn.primitive.name in ("add", "add_any") and eqn.outvars[0] is new
+    adds = primitives.is_sum(eqn) and eqn.outvars[0] is new
     return adds and is_var(new) and jnp.issubdtype(new.aval.dtype, jnp.inexact)

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import pack_bits, unpack_bits
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.label_rules import draws_by_place
 from jaxmem.ir.scans import is_mask
 from jaxmem.scheduling.tiling.masks import PACKED, made_by
@@ -44,4 +44,4 @@ def with_packed_masks(closed):
 
 def _draws_whole(eqn) -> bool:
     """Whether random bits are made of which no part can be made alone."""
-    return eqn.primitive.name == "random_bits" and not draws_by_place(eqn)
+    return primitives.is_random_bits(eqn) and not draws_by_place(eqn)

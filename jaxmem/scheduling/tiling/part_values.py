@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.label_rules import CONSTRAINT
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var, scan_like, split
 from jaxmem.ir.shards import constrained
@@ -81,16 +80,16 @@ class PartValues:
         ins, outs = axes(found.ins), axes(found.outs)
         if all(axis is None for axis in [*ins, *outs]):  # on terms
             return _compat.bind(eqn, args)
-        if eqn.primitive.name == CONSTRAINT:
+        if primitives.is_constraint(eqn):
             return [constrained(eqn, args[0], ins[0])]
         length = lambda size: size // self.n
         start = lambda size: self.part * length(size)
         return on_part(eqn, args, ins, outs, length, start)
 
     def _nested(self, eqn, found: PartTreatment, args: list) -> list[Any]:
-        name, outs = eqn.primitive.name, list(found.outs)
+        outs = list(found.outs)
         runs = [partial(_run, body, self.part, outs) for body in found.inner]
-        if name == "scan":
+        if primitives.is_scan(eqn):
             n_consts, n_carry = _compat.scan_counts(eqn)
             inside = [*outs[:n_carry], *down(eqn, outs[n_carry:])]
             consts, init, xs = split(eqn, args)
@@ -102,11 +101,11 @@ class PartValues:
 
             carry, ys = scan_like(eqn, step, init, xs)
             return [*carry, *ys]
-        if name == "cond":
+        if primitives.is_branch(eqn):
             index, *operands = args
             new = _compat.in_context_of(eqn, lax.switch, index, runs, *operands)
             return list(new)
-        if name in jaxprs.TAKES_OPEN_JAXPR:
+        if primitives.is_remat(eqn):
             return jaxprs.rebind(eqn, args, [jax.make_jaxpr(runs[0])(*args)])
         return _compat.in_context_of(eqn, runs[0], *args)
 

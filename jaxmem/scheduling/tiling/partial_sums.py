@@ -4,16 +4,16 @@ What a part has of an array is its slice of it, a term of it (the array is the s
 all parts' terms), or the whole array, where it is the same for every part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import cut
-from jaxmem.ir.label_rules import CONSTRAINT
-from jaxmem.ir.primitives import SUMS_OVER_DEVICES, VARYING
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import held_labels
 from jaxmem.scheduling.tiling.shard_parts import Parts
@@ -51,7 +51,7 @@ def named(eqn, line: str = "") -> str:
     """An equation by its operation, its source line and its modules."""
     line, scopes = line or line_of(eqn), _compat.name_stack(eqn)
     at, inside = line and f" at {line}", scopes and f" in {scopes}"
-    return f"`{eqn.primitive.name}`{at}{inside}"
+    return f"{primitives.quoted(eqn)}{at}{inside}"
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,16 @@ class PartTreatment:
     inner: tuple[Any, ...] = ()
 
 
-# Linear in their first operand; the others are whole.
-_FIRST = VARYING | frozenset(
-    """neg convert_element_type transpose reshape squeeze broadcast_in_dim reduce_sum
-    slice dynamic_slice rev copy cumsum gather div pad tile
-    unstack""".split()
-)
-_ALL = frozenset(
-    {"add", "add_any", "sub", "concatenate", "stack"}
-)  # in all operands together
-_EITHER = frozenset({"mul", "dot_general", "conv_general_dilated"})  # in each operand
-# Of these only operands at certain places are terms.
-_SOME = {"select_n": 1, "dynamic_update_slice": 2, "scatter-add": 3}
-# They change where a sum lies, and add sums; an optimizer's arithmetic does neither.
-MOVES = frozenset(
-    """neg convert_element_type transpose reshape squeeze broadcast_in_dim add_any copy
-    concatenate stack unstack""".split()
-)
+_JOINED = ("neg", "add_any", "concatenate", "stack", "unstack")
+
+
+def moves_sums(eqn) -> bool:
+    """Whether it changes where a sum lies, or adds sums.
+
+    An optimizer's arithmetic does neither.
+    """
+    known = primitives.of(eqn)
+    return known.rearranges or known.name in _JOINED
 
 
 def treated(
@@ -107,17 +100,17 @@ def treated(
     """
     if any(isinstance(s, str) for s in ins):
         return _on_terms(eqn, ins)
-    if eqn.primitive.name == "optimization_barrier":
+    if primitives.is_barrier(eqn):
         pairs = zip(ins, wanted, strict=True)
         kept = tuple(w if s is None else s for s, w in pairs)
         return PartTreatment(kept, kept)
-    if eqn.primitive.name in SUMS_OVER_DEVICES:  # n parts would send n times as many
+    if primitives.of(eqn).kind is Kind.PSUM:  # n parts would send n times as many
         if all(s is None for s in ins):
             return None
         raise NotInParts(eqn, "it sums over devices")
     asks = [*wanted] if all(s is None for s in ins) else [None] * len(eqn.outvars)
     known = [s if isinstance(s, int) else None for s in ins]
-    is_held = eqn.primitive.name == CONSTRAINT
+    is_held = primitives.is_constraint(eqn)
     table = held_labels(eqn, parts.shards) if is_held else None
     found = cut(eqn, known, asks, parts.blocks, table)
     if isinstance(found, str):
@@ -127,7 +120,7 @@ def treated(
     if not found.combine:
         return PartTreatment(found.ins, found.outs)
     places: tuple[State, ...] = found.ins
-    if eqn.primitive.name.startswith("scatter"):
+    if primitives.of(eqn).kind is Kind.SCATTER:
         if found.combine != SUM:
             raise NotInParts(eqn, "what its parts write cannot be combined")
         places = (SUM, *places[1:])  # what it adds to counts once
@@ -136,30 +129,22 @@ def treated(
 
 def _on_terms(eqn, ins: Sequence[State]) -> PartTreatment:
     """An equation that is linear in operands of which a part has a term."""
-    name, count = eqn.primitive.name, len(eqn.invars)
+    known, count = primitives.of(eqn), len(eqn.invars)
     terms = [k for k, s in enumerate(ins) if s == SUM]
     if any(isinstance(s, int) for s in ins):
         raise NotInParts(eqn, MEETS)
     if any(s not in (None, SUM) for s in ins):
         raise NotInParts(eqn, NEEDS_ALL)
-    if name == "optimization_barrier":
+    if primitives.is_barrier(eqn):
         return PartTreatment(tuple(ins), tuple(ins))
-    takes: Callable[[Sequence[int]], bool] = lambda allowed: set(terms) <= set(allowed)
-    is_linear = name in _ALL or (name in _FIRST and takes([0]))
-    is_linear |= name in _EITHER and len(terms) == 1
-    some = range(_SOME.get(name, 0))
-    if name == "select_n":
-        some = range(1, count)
-    elif name == "scatter-add":
-        some = (0, 2)
-    is_linear |= name in _SOME and takes(some)
+    linear = [*range(count)[known.linear]] if known.linear else []
+    asked = terms if known.bilinear else linear
+    is_linear = len(terms) == 1 if known.bilinear else set(terms) <= set(linear)
     floats = (jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
-    if name == "pad":
+    if known.name == "pad":
         is_linear &= not is_var(eqn.invars[1]) and eqn.invars[1].val == 0
     if not is_linear or not all(floats):
         raise NotInParts(eqn, NEEDS_SUM)
-    whole = name in _FIRST or name in _EITHER
-    asked = terms if whole else range(count) if name in _ALL else some
     return PartTreatment(
         tuple(SUM if k in asked else None for k in range(count)),
         (SUM,) * len(eqn.outvars),

@@ -9,14 +9,9 @@ from typing import Any
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.scheduling.tiling.masks import with_private_masks
 from jaxmem.scheduling.tiling.packed_masks import with_packed_masks
-
-_CALLS = frozenset(
-    """jit pjit closed_call core_call custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr remat2 checkpoint""".split()
-)
 
 
 def prepared(closed, in_scan: bool):
@@ -32,9 +27,9 @@ def prepared(closed, in_scan: bool):
 
 def _written_out(closed, keeps_barriers: bool):
     def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name == "optimization_barrier":
+        if primitives.is_barrier(eqn):
             return [lax.optimization_barrier(x) if keeps_barriers else x for x in args]
-        if eqn.primitive.name not in _CALLS:
+        if not primitives.of(eqn).calls:
             return None
         if keeps_barriers and eqn.params.get("differentiated"):
             args = [lax.optimization_barrier(x) for x in args]

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.cost.parts import Price, sum_bytes, total
+from jaxmem.ir import primitives
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.scheduling.tiling.regions import Region, inner
 
@@ -73,7 +74,7 @@ def seconds(
 
 def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
     """What draws random bits in a region that others outside of it draw too."""
-    draws = {i for i, e in enumerate(eqns) if e.primitive.name == "random_bits"}
+    draws = {i for i, e in enumerate(eqns) if primitives.is_random_bits(e)}
     of = lambda i: (eqns[i].invars[0], str(eqns[i].params))
     outside = set(map(of, draws - region.eqns))
     return [eqns[i] for i in draws & region.eqns if of(i) in outside]

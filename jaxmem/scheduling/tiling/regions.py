@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import (
     BEYOND,
     DIVIDES,
@@ -21,12 +22,9 @@ from jaxmem.ir.axis_labels import (
     labels,
 )
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
-
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 NEEDS_ALL = "it needs all of"
 AT_ONCE = "its generator makes all bits at once: a mask of them is kept, packed"
@@ -146,15 +144,16 @@ def bits_of(positions: Iterable[int]) -> int:
 def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
     """How an equation is cut that agrees with a region, or why it is not."""
     eqn, axis, n = graph.eqns[i], region.axis, region.blocks
-    if eqn.primitive.name in BEYOND:
-        return BEYOND[eqn.primitive.name]
-    if eqn.primitive.name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
+    name = eqn.primitive.name
+    if name in BEYOND:
+        return BEYOND[name]
+    if primitives.is_update(eqn) and graph.is_given(eqn.invars[0]):
         return IN_PLACE
     if is_packed(eqn):
         return AT_ONCE
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
     table = graph.labels(i, n)
-    if eqn.primitive.name == CONSTRAINT:
+    if primitives.is_constraint(eqn):
         table = held_labels(eqn, region.shards)
     found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
     if not isinstance(found, CutAxes):
@@ -240,7 +239,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
             gone = {k for k in region.eqns if makers >> k & 1}
             if home in gone:  # the seed is among the makers: the users go
                 gone = {k for k in region.eqns if k == i or graph.needs(k, i)}
-            why = f"{NEEDS_ALL} `{graph.eqns[m].primitive.name}` first"
+            why = f"{NEEDS_ALL} {primitives.quoted(graph.eqns[m])} first"
             region.blocked.update(dict.fromkeys(gone, why))
             region.eqns -= gone
             return True
@@ -262,4 +261,4 @@ def inner(graph: JaxprGraph, region: Region) -> set[Any]:
 
 
 def has_product(graph: RegionGraph, region: Region) -> bool:
-    return any(graph.eqns[i].primitive.name in PRODUCTS for i in region.eqns)
+    return any(primitives.is_product(graph.eqns[i]) for i in region.eqns)

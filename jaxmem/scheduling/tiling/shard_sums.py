@@ -15,11 +15,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxmem.ir.label_rules import COMBINE, Labels
+from jaxmem.ir import primitives
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
 
-_REDUCE = {operation: name for name, operation in COMBINE.items()}
+_REDUCE = {
+    known.combine: known.name
+    for known in primitives.KNOWN
+    if known.kind is primitives.Kind.REDUCTION and known.combine
+}
 
 
 @dataclass(frozen=True)

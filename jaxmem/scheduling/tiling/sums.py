@@ -9,11 +9,20 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
+
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop, and it is there twice.
-MOVES = frozenset({"transpose", "convert_element_type", "neg"})
+def is_move(eqn) -> bool:
+    """Whether it is done to each part of a sum."""
+    return primitives.is_cast(eqn) or turns(eqn)
+
+
+def turns(eqn) -> bool:
+    """Whether it transposes or negates, and leaves the dtype."""
+    return eqn.primitive.name in ("transpose", "neg")
 
 
 def moves_behind(
@@ -34,7 +43,7 @@ def moves_behind(
         (k,) = graph.users[v]
         (out, *_) = graph.eqns[k].outvars
         floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
-        if k in others or graph.eqns[k].primitive.name not in MOVES or not floating:
+        if k in others or not is_move(graph.eqns[k]) or not floating:
             break
         found.append(k)
         v = out
@@ -69,6 +78,11 @@ def _highest(dtype):
         return True
     floating = jnp.issubdtype(dtype, jnp.floating)
     return jnp.inf if floating else jnp.iinfo(dtype).max
+
+
+def is_arithmetic(combine: str) -> bool:
+    """Whether what combines parts works on numbers, and not on their bits."""
+    return combine in _NEUTRAL and not combine.startswith("bitwise")
 
 
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
-from jaxmem.ir.scans import LOOPS
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Bytes, Count
@@ -64,7 +63,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
         regions = filter(_is_region, eqns)
         if config.limit is None or _is_own(level.loop) or any(regions):
             return
-        in_scan = level.loop is not None and level.loop.primitive.name == "scan"
+        in_scan = level.loop is not None and primitives.is_scan(level.loop)
         lists = _Lists(Asked(config.limit, config.n), level.target, level.known)
         jaxpr, tiles = lists.tiled(level.jaxpr, in_scan, level.spreads)
         if tiles:
@@ -82,7 +81,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
 def is_tile_loop(eqn) -> bool:
     """Whether a scan is the loop of a region, or of a head over the vocabulary."""
-    return _is_own(eqn) and eqn.primitive.name == "scan"
+    return _is_own(eqn) and primitives.is_scan(eqn)
 
 
 def _is_own(eqn) -> bool:
@@ -97,8 +96,8 @@ def _is_region(eqn) -> bool:
 def _is_loop(eqn, given: InputSpreads | None) -> bool:
     """Whether the body of an equation is looked at; `given`: of the list around it."""
     # how the arrays of a `while` are spread over devices is not known
-    is_known = eqn.primitive.name == "scan" or given is None
-    return eqn.primitive.name in LOOPS and is_known
+    is_known = primitives.is_scan(eqn) or given is None
+    return primitives.is_loop(eqn) and is_known
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import TWO, WHOLE
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.loops import summed_by, treatment
@@ -27,11 +27,6 @@ from jaxmem.scheduling.tiling.partial_sums import (
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
 _WHYS = frozenset({MEETS, NEEDS_ALL, NEEDS_SUM, GOES_ON})
-# Along the axis of the examples each of what these give depends on many. Of others that
-# cannot be cut (a reshape, a kernel) it is not known.
-_ALONG = frozenset(
-    """argmax argmin cumlogsumexp cummax cummin cumprod cumsum sort top_k""".split()
-)
 _NO_SUM = "the loss is no sum over its examples"
 _PRODUCT = "its examples meet each other"
 
@@ -132,9 +127,10 @@ class _Walk:
 
 
 def _named(reason: NotInParts) -> Together | None:
-    name, why = reason.eqn.primitive.name, reason.why
-    if why == WHOLE and name in _ALONG:
+    why = reason.why
+    # of others that cannot be cut along it (a reshape, a kernel) it is not known
+    if why == WHOLE and primitives.of(reason.eqn).mixes:
         return Together(str(reason), False)
-    if why == TWO and name == "dot_general":
+    if why == TWO and primitives.is_dot(reason.eqn):
         return Together(f"{named(reason.eqn, reason.line)}: {_PRODUCT}", False)
     return Together(str(reason), why == NEEDS_SUM) if why in _WHYS else None

@@ -14,17 +14,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxmem.ir import primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.sums import MOVES
-
-_COMBINED = frozenset({"add", "max", "min"})
-# Done for a block of words wherever that is needed, as often as it is.
-_MASKS = ELEMENTWISE | VARYING | {"broadcast_in_dim", "iota", "reshape"}
-_CHEAP = _MASKS | {"transpose", "squeeze", "expand_dims"}
+from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
 
 
 def _is_linear_layer(eqn) -> bool:
-    if eqn.primitive.name != "dot_general":
+    if not primitives.is_dot(eqn):
         return False
     (_, batch) = eqn.params["dimension_numbers"]
     return not any(batch) and eqn.outvars[0].aval.ndim > 1
@@ -92,7 +87,7 @@ def _masks(graph: JaxprGraph) -> set[Any]:
     """What is made of literals alone: every block makes its own part."""
     found: set[Any] = set()
     for eqn in graph.eqns:
-        if eqn.primitive.name in _MASKS:
+        if primitives.of(eqn).cheap:
             if all(not is_var(a) or a in found for a in eqn.invars):
                 found.update(eqn.outvars)
     return found
@@ -142,10 +137,10 @@ class _Growth:
             seen.add(i)
             for v in self.graph.eqns[i].outvars:
                 users = self.graph.users.get(v, ())
-                names = {k: self.graph.eqns[k].primitive.name for k in users}
-                if "reduce_max" in names.values():
+                known = {k: primitives.of(self.graph.eqns[k]) for k in users}
+                if any(of_user.name == "reduce_max" for of_user in known.values()):
                     return True
-                self.blocked += [k for k in users if names[k] in _CHEAP]
+                self.blocked += [k for k in users if known[k].cheap]
         return False
 
     def _is_late(self, i: int) -> bool:
@@ -194,7 +189,7 @@ class _Growth:
         eqn = self.graph.eqns[i]
         treated = treatment(eqn, self.axis, self.size)
         if isinstance(treated, str):
-            self.reasons.append(f"`{eqn.primitive.name}` needs all of it: {treated}")
+            self.reasons.append(f"{primitives.quoted(eqn)} needs all of it: {treated}")
             self.blocked.append(i)
             return
         self.cut[i] = treated
@@ -211,7 +206,8 @@ class _Growth:
     def _out(self, i: int, v, d: int) -> None:
         """An output that is cut: of all the tokens, or of the vocabulary alone."""
         eqn = self.graph.eqns[i]
-        sums = eqn.primitive.name == "dot_general" or "reduce" in eqn.primitive.name
+        reduces = primitives.of(eqn).kind is primitives.Kind.REDUCTION
+        sums = primitives.is_dot(eqn) or reduces
         of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
         self._tell(v, d, wide=of_wide and not sums)
         made = sums and i != self.product
@@ -227,13 +223,13 @@ class _Growth:
         out = eqn.outvars[0]
         # a wider one is written where the caller gets it; others cast what they read
         wider = out.aval.dtype.itemsize > v.aval.dtype.itemsize
-        moves = eqn.primitive.name in MOVES
+        moves = is_move(eqn)
         return users if moves and (out in self.graph.outputs or not wider) else []
 
     def _is_moved(self, i: int) -> bool:
         """Whether an equation moves a gradient, which a product or a sum has made."""
         eqn = self.graph.eqns[i]
-        if eqn.primitive.name not in MOVES:
+        if not is_move(eqn):
             return False
         m = self.graph.maker.get(eqn.invars[0])
         return m in self.cut and m != self.product and self._is_late(m)
@@ -244,14 +240,14 @@ class _Growth:
         if i is None or i in self.cut:
             return None
         eqn = self.graph.eqns[i]
-        puts = eqn.primitive.name == "scatter-add" and eqn.invars[0] in self.masks
-        again = eqn.primitive.name == "dot_general" and a in self.wide
-        if eqn.primitive.name in _CHEAP or puts or again:
+        puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
+        again = primitives.is_dot(eqn) and a in self.wide
+        if primitives.of(eqn).cheap or puts or again:
             treated = treatment(eqn, self.axis, self.size)
             if not isinstance(treated, str):
                 return i
         if a in self.wide:
-            self.reasons.append(f"`{eqn.primitive.name}` makes an array of its size")
+            self.reasons.append(f"{primitives.quoted(eqn)} makes an array of its size")
         return None
 
 
@@ -280,23 +276,23 @@ def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
     ins, outs = tuple(places[: len(eqn.invars)]), tuple(places[len(eqn.invars) :])
     if None not in outs:
         return Treatment(ins, outs)
-    if len(outs) > 1 or table.combine not in _COMBINED:
+    if len(outs) > 1 or not is_arithmetic(table.combine) or table.combine == "mul":
         return "it works along the axis"
     return Treatment(ins, outs, table.combine)
 
 
 def _looked_up(eqn, axis: Mapping[Any, int]) -> Treatment | None:
     """Places along the axis named by indices: logits of the labels, one at a time."""
-    name = eqn.primitive.name
-    if name not in ("gather", "scatter-add"):
+    gathers = primitives.is_gather(eqn)
+    if not (gathers or primitives.is_scatter_add(eqn)):
         return None
     table, out = eqn.invars[0], eqn.outvars[0]
     # a scatter's output is cut as its table is
-    d = axis.get(table) if name == "gather" else axis.get(out, axis.get(table))
+    d = axis.get(table) if gathers else axis.get(out, axis.get(table))
     numbers = eqn.params["dimension_numbers"]
     if d is None:
         return None
-    if name == "gather":
+    if gathers:
         single = d in numbers.start_index_map and d in numbers.collapsed_slice_dims
         return Treatment((d, None), (None,), "take") if single else None
     single = d in numbers.scatter_dims_to_operand_dims

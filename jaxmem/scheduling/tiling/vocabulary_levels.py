@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads
@@ -56,7 +57,7 @@ class _Levels:
     def _cut(self, i: int, eqn) -> None:
         level = self._of_operands(i)
         if self.found.cut[i].combine:
-            online = self._online(i) if eqn.primitive.name == "reduce_sum" else None
+            online = self._online(i) if primitives.is_reduce_sum(eqn) else None
             if online is not None:
                 self.online[i] = online
                 level = self.level[online.most]
@@ -103,7 +104,7 @@ class _Levels:
     def _number_a_token(self, a):
         """What is subtracted, before it is spread over the words."""
         made = self._maker(a)
-        if made is not None and made.primitive.name == "broadcast_in_dim":
+        if made is not None and primitives.is_broadcast(made):
             a = made.invars[0]
         return a if is_var(a) and a not in self.found.axis else None
 

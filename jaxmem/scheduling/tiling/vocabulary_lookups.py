@@ -10,6 +10,7 @@ from jax import lax
 from jax.lax import GatherScatterMode as Mode
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 
 _PLAIN = {"indices_are_sorted": False, "unique_indices": False}
 
@@ -65,7 +66,7 @@ def filled(eqn, index, axis: int, total):
 def _component(eqn, axis: int) -> int:
     """Which number of an index is the place along the axis."""
     numbers = eqn.params["dimension_numbers"]
-    gather = eqn.primitive.name == "gather"
+    gather = primitives.is_gather(eqn)
     names = "start_index_map" if gather else "scatter_dims_to_operand_dims"
     return getattr(numbers, names).index(axis)
 
@@ -93,7 +94,7 @@ def _place(eqn, index, axis: int):
 def _placed(eqn, index, axis: int, place):
     """The indices with other places along the axis."""
     k, index = _component(eqn, axis), index.astype(jnp.int32)
-    if eqn.primitive.name != "gather" and eqn.params["mode"] == Mode.CLIP:
+    if not primitives.is_gather(eqn) and eqn.params["mode"] == Mode.CLIP:
         # those along other axes: they are dropped now where they were clipped
         axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
         most = [eqn.invars[0].aval.shape[d] - 1 for d in axes]

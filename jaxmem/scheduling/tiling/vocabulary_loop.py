@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.parts import on_part
@@ -83,7 +83,7 @@ class _Run:
     def _tail(self, i: int) -> tuple[list[int], Any]:
         """What moves a sum of products is done to each block's part of it."""
         eqn = self.graph.eqns[i]
-        if eqn.primitive.name != "dot_general":
+        if not primitives.is_dot(eqn):
             return [], eqn.outvars[0]
         return moves_behind(self.graph, eqn.outvars[0], self.plan.found.cut)
 
@@ -357,15 +357,15 @@ class _Block:
     def _part(self, i: int, eqn, args: list):
         """A block's part of a sum: in float32 whatever the operands are."""
         to = wide(eqn.outvars[0].aval.dtype)
-        if eqn.primitive.name == "dot_general":
+        if primitives.is_dot(eqn):
             x = product(eqn, args, dict(eqn.params), to)
         else:
-            sums = eqn.primitive.name == "reduce_sum"
+            sums = primitives.is_reduce_sum(eqn)
             args = [x.astype(to) for x in args] if sums else args
             (x,) = _compat.bind(eqn, args)
         for k in self.blocks.run.tails[i][0]:
             step = self.blocks.graph.eqns[k]
-            if step.primitive.name != "convert_element_type":
+            if not primitives.is_cast(step):
                 (x,) = _compat.bind(step, [x])
         return x
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.scheduling._choice import Bytes, Count
@@ -109,7 +110,7 @@ def _heads(
 
 
 def _found(level: Level) -> tuple[Any, list[VocabularyLoops | str]]:
-    in_scan = level.loop is not None and level.loop.primitive.name == "scan"
+    in_scan = level.loop is not None and primitives.is_scan(level.loop)
     closed = prepared(level.jaxpr, in_scan)
     graph = JaxprGraph(closed)
     spreads = labelled_spreads(closed, level.spreads)
