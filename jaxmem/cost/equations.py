@@ -13,7 +13,7 @@ from jaxmem import _compat
 from jaxmem.chips import Machine
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import is_fused
+from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import mapped_axes
 from jaxmem.ir.primitives import Kind
