@@ -20,6 +20,7 @@ from jaxmem.memory.compile import StepFacts
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
 _CHOSEN = re.compile(r"allow_spmd_sharding_propagation_to_parameters=\{([\w,]*)\}")
+_FLAG = re.compile(r"[su]32\[1?\]\{\S*S\(2\)\}")
 _JOINED = "ConcatBitcast"
 _PASSED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, \w+=|$)")
 _ALIAS = re.compile(r"\{([\d, ]*)\}: \((\d+), \{([\d, ]*)\}")
@@ -70,7 +71,10 @@ class Module:
 
     def data(self, allocation: Allocation) -> list[BufferValue]:
         """The arrays of an allocation, each once."""
-        arrays = [v for v in allocation.values if v.size and v.shape[:1] != "("]
+        # The flags by which parts of a TPU wait for each other are none: one is free
+        # again as soon as it is raised.
+        values = [v for v in allocation.values if not _FLAG.fullmatch(v.shape)]
+        arrays = [v for v in values if v.size and v.shape[:1] != "("]
         return [v for v in arrays if self.flow.value(*v.key) == v.key]
 
     @cached_property

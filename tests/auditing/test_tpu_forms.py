@@ -129,6 +129,35 @@ def test_what_a_loop_hands_on_is_its_operand():
     assert "shared_bytes" in {f.rule for f in audit_texts(changed, before)}
 
 
+FLAGS = """HloModule flags, is_scheduled=true
+
+ENTRY %main (a: s32[1]) -> s32[1] {
+  %a = s32[1]{0} parameter(0)
+  %first = KIND negate(%a)
+  %second = KIND negate(%a)
+  ROOT %out = s32[1]{0} add(%first, %second)
+}
+"""
+FLAG_PLACES = """BufferAssignment:
+allocation 0: size 4, parameter 0, shape |s32[1]| at ShapeIndex {}:
+ value: <0 a @0> (size=4,offset=0): s32[1]{0}
+allocation 1: size 4, preallocated-temp:
+ value: <1 first @0> (size=4,offset=0): KIND
+ value: <2 second @0> (size=4,offset=0): KIND
+allocation 2: size 4, maybe-live-out:
+ value: <3 out @0> (size=4,offset=0): s32[1]{0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("s32[1]{0:T(128)S(2)}", False), ("s32[1]{0}", True)]
+)
+def test_flags_that_parts_of_a_tpu_wait_for_are_no_values(kind, found):
+    texts = (text.replace("KIND", kind) for text in (FLAGS, FLAG_PLACES))
+    rules = {finding.rule for finding in audit_texts(*texts)}
+    assert rules == ({"shared_bytes"} if found else set())
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("standard_jax")
 def test_tiles_of_layers_that_a_tpu_copies_in_slices():
