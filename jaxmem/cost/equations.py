@@ -13,7 +13,7 @@ from jaxmem import _compat
 from jaxmem.chips import Machine
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import is_fused
+from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import mapped_axes
 from jaxmem.ir.primitives import Kind
@@ -30,7 +30,7 @@ _HASH = 3
 def flops(eqn, spreads: Spreads = WHOLE) -> float:
     """Multiplications and additions of matmuls and convolutions, loops in full."""
     if not primitives.is_product(eqn):
-        return _inside(eqn, spreads, flops) or 0.0
+        return _of_products_inside(eqn, spreads, flops)
     if is_ragged(eqn):
         return ragged_flops(eqn) / spreads.workers(eqn)
     if primitives.is_dot(eqn):
@@ -84,6 +84,16 @@ def product_seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
     if primitives.is_product(eqn):
         return arithmetic(eqn, machine, spreads)
     of = lambda e, s: product_seconds(e, machine, s)
+    return _of_products_inside(eqn, spreads, of)
+
+
+def _of_products_inside(
+    eqn, spreads: Spreads, of: Callable[[Any, Spreads], float]
+) -> float:
+    # where there are none, it is no matter how arrays inside are spread
+    inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
+    if not any(map(primitives.is_product, inside)):
+        return 0.0
     return _inside(eqn, spreads, of) or 0.0
 
 

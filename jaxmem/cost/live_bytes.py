@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem.ir import primitives
-from jaxmem.ir.costs import is_fused
+from jaxmem.ir.fused import is_fused
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var

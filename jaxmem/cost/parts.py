@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxmem.chips import CHIPS, Machine
 from jaxmem.cost.equations import arithmetic, seconds
-from jaxmem.ir.costs import is_fused
+from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import bodies, elements
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
 

@@ -7,8 +7,8 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import branch_parts, jaxprs, map_parts, primitives, scan_parts
 from jaxmem.ir.body_parts import is_plain
-from jaxmem.ir.costs import fused_only
 from jaxmem.ir.flatten import flatten
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.joined import JoinableKind, done_once, put_together
 from jaxmem.ir.part_marks import is_part

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.primitives import Kind
 from jaxmem.rewriting._find import Match, frames_of
 from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Node, inputs_of, made_of

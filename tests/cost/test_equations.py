@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxmem.chips import CHIPS
 from jaxmem.cost import equations
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
-from jaxmem.ir.costs import fused_only, is_lookup
+from jaxmem.ir.fused import fused_only, is_lookup
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.shards import WHOLE, of_shardings
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from jaxmem import planning
 from jaxmem.chips import CHIPS
 from jaxmem.cost.equations import product_seconds
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import Aliases
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import narrow, operand_axes
 from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, split, xs_of

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.ir.scans import LARGE, is_var
 from jaxmem.memory import format_bytes

@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from jaxmem.chips import CHIPS
 from jaxmem.cost.equations import recompute_seconds
 from jaxmem.ir.communication import sent
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads

@@ -8,7 +8,7 @@ import jax
 
 from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.part_marks import innermost_operations
 from jaxmem.ir.scans import is_mask, is_var, size_of, split

@@ -14,7 +14,7 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.communication import gathered
-from jaxmem.ir.costs import fused_only
+from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.propagation import spreads_in
