@@ -22,6 +22,7 @@ SMALL = blocks.SMALL_BERT
 CALLS = 3
 WHOLE = ("plain", "substituted", "schedule", "substituted, schedule")
 BUDGETS = (0.75, 0.6, 0.45)  # of the plain step's peak
+MICRO_BATCHES = 4
 VARIANTS = ("accumulation by hand, Adam", "microbatch, Adam", "microbatch, AdamA")
 
 
@@ -70,7 +71,7 @@ def in_budget(share: float, offload: bool, small: bool) -> Made:
 
 def accumulated(variant: str, small: bool) -> Made:
     made = Bert(SMALL) if small else None
-    return *accumulation.step_of(variant, 4, made), 2
+    return *accumulation.step_of(variant, MICRO_BATCHES, made), 2
 
 
 def gradient(name: str, small: bool) -> Made:

@@ -1,6 +1,6 @@
 """Step and reference, run side by side from equal arguments, result by result."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,34 @@ from jaxmem.checking._noise import Noise, seed_of
 from jaxmem.checking._probes import Probes, run
 from jaxmem.checking._report import LeafDifference
 from jaxmem.checking._runs import Arguments, Results, Runner, copied, results_of
-from jaxmem.checking._tolerance import RUNS, Distance, Tolerance, distance, tolerance
+from jaxmem.checking._tolerance import (
+    OUT_OF_DOUBT,
+    RUNS,
+    Distance,
+    Tolerance,
+    distance,
+    tolerance,
+)
+
+Tolerances = list[dict[str, Tolerance]]  # of each call, by the names of results
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How far the results of a step are off.
+
+    Attributes:
+      leaves: each result, at the first call where that is too far.
+      note: why the step's own roundings are not known, where they were asked for.
+    """
+
+    leaves: tuple[LeafDifference, ...]
+    note: str = ""
+
+    @property
+    def share(self) -> float:
+        """The largest that a result has of its tolerance."""
+        return max((leaf.ratio for leaf in self.leaves), default=0.0)
 
 
 @dataclass
@@ -48,14 +75,33 @@ class StepComparison:
         self.steps = self.steps if self.carry else 1
         return [results_of(self.reference, ran), *self._more(self.runner, ran)]
 
-    def differences(self, step: Callable) -> tuple[LeafDifference, ...]:
-        """How far each result is off, at the first step where that is too far."""
+    def differences(self, step: Callable, explain: bool = False) -> Differences:
+        """How far each result is off, at the first call where that is too far.
+
+        In doubt, the step's own roundings count as well as the reference's: they are
+        measured there alone, as they take as long as those of the reference. `explain`:
+        to measure them wherever a result differs, for what can be said of it.
+        """
+        runner = Runner(step, self.static)
+        found = Differences(self._worst(self._runs(runner)))
+        if found.share <= 1 or not (explain or found.share <= OUT_OF_DOUBT):
+            return found
+        try:
+            got = list(self._runs(runner))
+            own = self._roundings(step, got)
+        except Exception as error:  # what is called may be no function that is traced
+            why = f"{type(error).__name__}: {error}"
+            note = f"how far rounding moves the step's results is not known: {why}"
+            return Differences(found.leaves, note)
+        return Differences(self._worst(got, own))
+
+    def _worst(
+        self, runs: Iterable[Results], own: Tolerances | None = None
+    ) -> tuple[LeafDifference, ...]:
         worst: dict[str, LeafDifference] = {}
-        wanted = self.wanted
-        runs = self._runs(Runner(step, self.static))
-        for n, (got, want) in enumerate(zip(runs, wanted, strict=True)):
+        for n, (got, want) in enumerate(zip(runs, self.wanted, strict=True)):
             _check_alike(got, want)
-            for name, found in self._at(n, got, want).items():
+            for name, found in self._at(n, got, want, own).items():
                 before = worst[name].ratio if name in worst else -1.0
                 if before <= 1 and found.ratio > before:
                     worst[name] = found
@@ -70,25 +116,37 @@ class StepComparison:
             arguments = self.carry.next(ran, copied(self.arguments))
         return arguments
 
-    def _at(self, n: int, got: Results, want: Results) -> dict[str, LeafDifference]:
-        allowed = self._tolerances[n]
+    def _at(
+        self, n: int, got: Results, want: Results, own: Tolerances | None
+    ) -> dict[str, LeafDifference]:
         return {
-            name: difference(name, got[name], want[name], allowed[name], n)
+            name: difference(
+                name,
+                got[name],
+                want[name],
+                self._tolerances[n][name],
+                own and own[n][name],
+                n,
+            )
             for name in want
         }
 
     @cached_property
-    def _tolerances(self) -> list[dict[str, Tolerance]]:
-        noise = noisy(self.reference, self.static)
-        found: list[dict[str, list[Distance]]] = [{} for _ in self.wanted]
+    def _tolerances(self) -> Tolerances:
+        return self._roundings(self.reference, self.wanted)
+
+    def _roundings(self, fn: Callable, plain: Sequence[Results]) -> Tolerances:
+        """What rounding does to a function whose results without noise are `plain`."""
+        noise = noisy(fn, self.static)
+        found: list[dict[str, list[Distance]]] = [{} for _ in plain]
         for seed in map(seed_of, range(RUNS)):
             runs = self._runs(noise, seed)
-            for at, want, got in zip(found, self.wanted, runs, strict=True):
+            for at, usual, got in zip(found, plain, runs, strict=True):
                 for name, value in got.items():
-                    at.setdefault(name, []).append(distance(value, want[name]))
+                    at.setdefault(name, []).append(distance(value, usual[name]))
         return [
-            {name: tolerance(drawn, want[name]) for name, drawn in at.items()}
-            for at, want in zip(found, self.wanted, strict=True)
+            {name: tolerance(drawn, usual[name]) for name, drawn in at.items()}
+            for at, usual in zip(found, plain, strict=True)
         ]
 
     def _runs(self, runner: Runner, seed: Any = 0) -> Iterator[Results]:
@@ -114,19 +172,26 @@ def noisy(fn: Callable, static: Sequence[int | str], keeps=False) -> Runner:
 
 
 def difference(
-    name: str, got: np.ndarray, want: np.ndarray, allowed: Tolerance, step: int = 0
+    name: str,
+    got: np.ndarray,
+    want: np.ndarray,
+    reference: Tolerance,
+    step: Tolerance | None = None,
+    n: int = 0,
 ) -> LeafDifference:
-    """The row of one result."""
+    """The row of one result, by the roundings of the reference, or of both."""
     found = distance(got, want)
+    allowed = reference.with_step(step) if step else reference
     return LeafDifference(
         name,
         f"{want.dtype.name}[{','.join(map(str, want.shape))}]",
-        step + 1,
+        n + 1,
         found.largest,
         allowed.largest,
         allowed.ratio(found),
         found.apart,
         found.nans,
+        reference.times(step, found) if step else None,
     )
 
 

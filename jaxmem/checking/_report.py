@@ -30,6 +30,9 @@ class LeafDifference:
         the reference's result.
       apart: elements that are NaN or infinite in one of the two alone.
       nans: elements that are NaN in both.
+      rounding: how many times as far rounding moves the step's result as the
+        reference's; None where that was not measured, as no result differs by more than
+        what rounding does to the reference.
     """
 
     name: str
@@ -40,6 +43,7 @@ class LeafDifference:
     ratio: float
     apart: int = 0
     nans: int = 0
+    rounding: float | None = None
 
 
 @dataclass(frozen=True)

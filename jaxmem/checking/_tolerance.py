@@ -3,7 +3,7 @@
 Three measures of a difference: its largest element, its root mean square, and its
 projection on the result itself, in which a wrong factor adds up and roundings do not.
 Each has its own tolerance, from runs of the reference whose operations are off by
-roundings at random (`jaxmem.checking._noise`).
+roundings at random (`jaxmem.checking._noise`), and where that is in doubt of the step.
 """
 
 import math
@@ -20,6 +20,9 @@ RUNS = 12
 # degrees of freedom, times sqrt(1 + 1 / RUNS). A check takes hundreds of measures.
 _INTERVAL = 10.1
 MEASURES = ("largest", "rms", "along")
+# A step may round so many times more than its reference. It is chosen: three bits,
+# where float16 has thirteen less than float32, so a step in narrower floats is found.
+MOST_ROUNDING = 8.0
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,34 @@ class Tolerance:
             return math.inf
         return max(self._share(found, name) for name in MEASURES)
 
+    def times(self, step: "Tolerance", found: Distance) -> float:
+        """How many times it the step's is, in the measure that is off the most."""
+        name = max(MEASURES, key=lambda name: self._share(found, name))
+        own, other = getattr(self, name), getattr(step, name)
+        return other / own if own else math.inf if other else 1.0
+
+    def with_step(self, step: "Tolerance") -> "Tolerance":
+        """Half of it, and half of that of the step's own runs: no less than it is.
+
+        The step and the reference are each off by what rounding does to them, and half
+        of a tolerance is for each.
+        """
+        pairs = ((getattr(self, name), getattr(step, name)) for name in MEASURES)
+        return Tolerance(*(_half_of_each(*pair) for pair in pairs))
+
     def _share(self, found: Distance, name: str) -> float:
         value, allowed = getattr(found, name), getattr(self, name)
         if value == 0:
             return 0.0
         return value / allowed if allowed else math.inf
+
+
+def _half_of_each(reference: float, step: float) -> float:
+    return (reference + min(max(step, reference), MOST_ROUNDING * reference)) / 2
+
+
+# a share of the reference's tolerance that no roundings of the step account for
+OUT_OF_DOUBT = _half_of_each(1.0, math.inf)
 
 
 def tolerance(noise: Sequence[Distance], want: np.ndarray) -> Tolerance:

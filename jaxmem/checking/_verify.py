@@ -71,7 +71,9 @@ def verify(
             break
         if not report.passed:
             raise VerifyError(f"schedule(verify=True): {report}", report)
-        _LOGGER.info("schedule(verify=True): %s", report)
+        less_exact = any(leaf.rounding is not None for leaf in report.leaves)
+        level = logging.WARNING if less_exact else logging.INFO
+        _LOGGER.log(level, "schedule(verify=True): %s", report)
         return report
     warnings.warn(f"{name} was not verified: {why}", stacklevel=4)
     return None
