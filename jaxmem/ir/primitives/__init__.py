@@ -145,7 +145,7 @@ def is_bitcast(eqn) -> bool:
 
 
 def is_random_bits(eqn) -> bool:
-    """Whether an equation draws the bits of a key of `jax.random`."""
+    """Whether an equation draws the bits of a random key."""
     return of(eqn).name == "random_bits"
 
 
