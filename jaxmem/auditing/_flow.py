@@ -36,9 +36,10 @@ class Flow:
         # as it is: then the body's own argument is no longer a value.
         made = self.hlo.instruction(name)
         if made is not None and made.opcode == "parameter":
-            caller = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
-            is_test = caller is not None and caller.opcode == "while"
-            made = caller if is_test and made.computation not in caller.called else None
+            tested, place = made.computation, self.hlo.callers
+            made = self.hlo.instruction(place.get(tested, ""))
+            if made is not None and tested in made.called:
+                return False  # the body itself
         if made is None or made.opcode != "while":
             return False
         body = self.hlo.body(made.called[0])

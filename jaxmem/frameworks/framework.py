@@ -72,7 +72,7 @@ class Framework:
         del x
         return False
 
-    def carried(self) -> contextlib.AbstractContextManager[None]:
+    def carried(self) -> contextlib.AbstractContextManager[Any]:
         """The context of a call: of splitting, the step and merging."""
         return contextlib.nullcontext()
 

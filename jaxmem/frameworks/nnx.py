@@ -69,7 +69,7 @@ class Nnx(Framework):
         nnx = sys.modules["flax.nnx"]
         return isinstance(x, nnx.State | nnx.GraphDef)
 
-    def carried(self) -> contextlib.AbstractContextManager[None]:
+    def carried(self) -> contextlib.AbstractContextManager[Any]:
         from flax import nnx
 
         return nnx.update_context(_TAG)
@@ -150,7 +150,8 @@ class Nnx(Framework):
 
         chosen = (path for path, x in self.variables(model) if wanted(path, x))
         graph, *states = nnx.split(model, Paths(frozenset(chosen)), ...)
-        return *nnx.as_pure(tuple(states)), graph
+        mine, others = nnx.as_pure(tuple(states))
+        return mine, others, graph
 
     def combine(self, chosen: Any, others: Any, rest: Any = None) -> Any:
         from flax import nnx

@@ -151,8 +151,8 @@ def compare_reports(before: ReportData, after: ReportData) -> ReportComparison:
     }
     pair = before, after
     rows = [ComparedRow(n, *(getattr(r, f) for r in pair)) for n, f in totals.items()]
-    both = [sent_bytes(report.collectives) for report in pair]
-    rows.append(ComparedRow("sent to other devices", *both))
+    sent_before, sent_after = (sent_bytes(report.collectives) for report in pair)
+    rows.append(ComparedRow("sent to other devices", sent_before, sent_after))
     kinds = [_counted((_kind(b), b.bytes) for b in r.at_peak) for r in (before, after)]
     modules = _modules(before, after)
     sent = compared(*map(sent_by_kind, (before, after)))
@@ -224,7 +224,8 @@ def _as_html(comparison: ReportComparison) -> Any:
     from jaxmem.pages import page
     from jaxmem.pages.markup import tag, together
 
-    reports = dict(zip(("before", "after"), comparison.reports, strict=False))
+    titles: list[str] = ["before", "after"]
+    reports = dict(zip(titles, comparison.reports, strict=False))
     tables = [
         together(
             tag("h3", title.capitalize()),
