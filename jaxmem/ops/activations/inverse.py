@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ops.common.lean import lean, of_input, widen
 
-# The fit is right to 8e-6, and each step of Newton's doubles the digits of float64.
+# The fit is right to 2e-6, and each step of Newton's doubles the digits of float64.
 NEWTON_STEPS = 3
 NEWTON_FROM = 1e-6  # of y - low: nearer to the minimum Newton's quotient is 0 / 0
 LOG_SERIES = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5)
@@ -36,13 +36,14 @@ class UnimodalFunction:
     low: float
     bottom: tuple[float, ...]  # the Taylor series at the minimum, from the square on
     # x - argmin is s = sqrt(y - low) on the right, or q = sqrt(log(low / y)) on the
-    # left, times a polynomial (lowest power first): x is smooth in these, minimum and
-    # tail included. Weighted minimax fits (Lawson's iteration, 160 Chebyshev points,
-    # 40 digits) leave an error of the derivative below 8e-6: less than rounding y to
-    # float32 costs near the minimum (6e-5), where a Newton step would only add noise.
+    # left, times a polynomial (lowest power first), of s - 1 or of q: x is smooth in
+    # these, minimum and tail included, and powers of s itself would cancel in float32.
+    # Weighted minimax fits (Lawson's iteration, 160 Chebyshev points, 40 digits) leave
+    # an error of the derivative below 2e-6: less than rounding y to float32 costs near
+    # the minimum (6e-5), where a Newton step would only add noise.
     right: tuple[float, ...]
     left: tuple[float, ...]
-    # Beyond s_max and q_max the derivative is its limit to 1e-5.
+    # Beyond s_max and q_max the derivative is its limit to 2e-6.
     s_max: float
     q_max: float
 
@@ -95,7 +96,7 @@ def start(
     square = jnp.where(right, _above_low(unimodal, y), _log_ratio(unimodal, y))
     z = sqrt(square)
     s, q = jnp.minimum(z, unimodal.s_max), jnp.minimum(z, unimodal.q_max)
-    rise = s * polynomial(unimodal.right, s)
+    rise = s * polynomial(unimodal.right, s - 1)
     fall = q * polynomial(unimodal.left, q)
     return unimodal.argmin + jnp.where(right, rise, fall)
 
