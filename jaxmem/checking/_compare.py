@@ -125,7 +125,7 @@ class StepComparison:
                 got[name],
                 want[name],
                 self._tolerances[n][name],
-                own and own[n][name],
+                own[n][name] if own else None,
                 n,
             )
             for name in want
