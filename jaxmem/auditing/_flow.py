@@ -23,11 +23,10 @@ class Flow:
         """The value that is at this place of an instruction's result."""
         name, *path = name.split("#")
         key = name, (*map(int, path), *index)
-        if key in self.values and not self._is_unchanged(*key):
-            return key
         if key not in self._known:
             self._known[key] = None  # until it is found: a name may lead to itself
-            self._known[key] = self._through(*key)
+            is_own = key in self.values and not self._is_unchanged(*key)
+            self._known[key] = key if is_own else self._through(*key)
         return self._known[key]
 
     def _is_unchanged(self, name: str, index: tuple[int, ...]) -> bool:

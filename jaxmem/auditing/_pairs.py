@@ -63,11 +63,10 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     meanwhile = {
         use for use in module.lives.uses.get(old.key, ()) if first < use < max(ends)
     }
-    if updated and legal and last in ends and meanwhile <= ends:
+    is_done = last in ends and meanwhile <= ends
+    if is_done and ((updated and legal) or module.is_part(old, new)):
         return
     if place and module.passes_on(new):
-        return
-    if module.is_part(old, new) and last in ends and meanwhile <= ends:
         return
     yield Overlap(old, new, together, updated)
 

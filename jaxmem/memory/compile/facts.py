@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,7 @@ def shards_of_specs(specs: Iterable[Any]) -> tuple[tuple[Labels, ...] | None, ..
     mesh = next((mesh for mesh in meshes if mesh is not None), None)
     if mesh is None:
         return (None,) * len(specs)
-    devices = _devices(mesh)
-    return tuple(_of_spec(spec, devices) for spec in specs)
+    return tuple(_shards(spec.sharding, len(spec.shape), mesh) for spec in specs)
 
 
 def _devices(mesh: Any) -> list:
@@ -67,13 +67,14 @@ def _devices(mesh: Any) -> list:
     return list(range(mesh.size)) if abstract else list(mesh.devices.flat)
 
 
-def _of_spec(spec: Any, devices: list) -> tuple[Labels, ...] | None:
-    rank = len(spec.shape)
-    if spec.sharding is None:  # whole on all devices, if the compiler has no choice
+@lru_cache(maxsize=256)  # most arguments have one of a few
+def _shards(sharding: Any, rank: int, first: Any) -> tuple[Labels, ...] | None:
+    devices = _devices(first)
+    if sharding is None:  # whole on all devices, if the compiler has no choice
         return (labels_of([0] * len(devices)),) * rank
-    if not isinstance(spec.sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding):
         return None
-    mesh, split = spec.sharding.mesh, spec.sharding.spec
+    mesh, split = sharding.mesh, sharding.spec
     places = {device: place for place, device in enumerate(_devices(mesh))}
     if set(places) != set(devices):
         return None

@@ -64,7 +64,7 @@ def _is_stack(graph: JaxprGraph, v) -> bool:
 
 def without_loops(price: SpreadPrice) -> SpreadPrice:
     """The same price, but loops are not run a second time."""
-    is_loop = lambda eqn: primitives.is_loop(eqn)
+    is_loop = primitives.is_loop
     return lambda eqn, spreads: None if is_loop(eqn) else price(eqn, spreads)
 
 
