@@ -6,7 +6,7 @@ heads of sizes that are padded here, as they are.
 
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,13 +98,21 @@ def compared(looks: dict[str, Look], small: bool) -> Rows:
     """A row for each result of each look; an error after the last if one is off."""
     if jax.default_backend() != "gpu" and not small:
         raise NotHere("no GPU")
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(partial(_compared, small), looks.items()))
-    rows = [row for some in found for row in some]
-    yield from rows
-    off = [f"{row['look']}, {row['result']}" for row in rows if not row["right"]]
+    off = []
+    for row in _rows(looks, small):
+        yield row
+        if not row["right"]:
+            off.append(f"{row['look']}, {row['result']}")
     if off:
         raise RuntimeError(f"off by more than is allowed: {'; '.join(off)}")
+
+
+def _rows(looks: dict[str, Look], small: bool) -> Rows:
+    """As the looks end: whoever has to stop early keeps what was found."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [pool.submit(_compared, small, item) for item in looks.items()]
+        for one in as_completed(found):
+            yield from one.result()
 
 
 def _compared(small: bool, named: tuple[str, Look]) -> list[dict[str, Any]]:
@@ -120,13 +128,18 @@ def _compared(small: bool, named: tuple[str, Look]) -> list[dict[str, Any]]:
     names = ("output", "q", "k", "v")
     want = jax.jit(partial(_gradients, look.fn("xla")))
     with jax.default_matmul_precision("highest"):
-        exact = want(*wide)
-    results = zip(names, compiled(*args), want(*args), exact, strict=True)
+        exact = _untuned(want, wide)
+    results = zip(names, compiled(*args), _untuned(want, args), exact, strict=True)
     rows = [{"look": name, "result": n, **right.errors(*xs)} for n, *xs in results]
     calls = [line for line in compiled.as_text().splitlines() if MARK in line]
     row = {"look": name, "result": "taken as expected"}
     row |= {"right": bool(calls) == look.taken, "calls": [_sizes(c) for c in calls]}
     return [*rows, row]
+
+
+def _untuned(fn: Any, args: tuple) -> tuple:
+    """`fn(*args)`, without the minutes in which XLA times its products."""
+    return fn.lower(*args).compile({"xla_gpu_autotune_level": 0})(*args)
 
 
 def _sizes(call: str) -> str:

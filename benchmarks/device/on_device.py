@@ -1,5 +1,6 @@
 """A training step on this device: compiled, run with its state carried, its peak."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def estimated(step: Callable, args: tuple) -> dict[str, Any]:
     try:
         report = jaxmem.estimate(step, *args, target=machine.target())
     except (ValueError, RuntimeError, TimeoutError) as error:
-        return {"estimate": str(error)[:200]}
+        return {"estimate": str(error).replace(sys.executable, "python")[:200]}
     return {"estimated MiB": report.peak_bytes / MIB}
 
 

@@ -6,13 +6,14 @@ a chip reaches of its rates (`jaxmem.chips`) is fitted to that. The texts of the
 and the kernels' times are left in build/device for whoever fits them.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from benchmarks.device.timing import in_turn
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed, total
+from jaxmem.ops.attention import kernels
 from pallas_kernels import dispatch
 from pallas_kernels.measured import Measured
 
@@ -35,6 +37,8 @@ MODELS = ("BERT-Large, 8 x 512", *blocks.STACKS)
 POLICIES = ("plain", "dots_with_no_batch_dims_saveable", "nothing_saveable")
 LEFT = RESULTS.parent.parent / "build" / "device" / "traces"
 ROUNDS = 8
+# Kernels of what XLA puts into one kernel with the operations beside it.
+FUSED_BY_XLA = ("layer_norm", "rms_norm", "dropout_add_layer_norm", "gelu", "silu")
 AT_ONCE = 12  # compiles
 
 Made = Callable[[bool], true.Made]
@@ -44,6 +48,8 @@ def jobs() -> Iterator[Job]:
     yield Job("seconds: steps", steps, seconds=280, value=2000)
     yield Job("seconds: substituted", substituted, seconds=60, value=1000)
     yield Job("seconds: substituted, our kernels", by_kernels, seconds=80, value=900)
+    yield Job("seconds: substituted, XLA", by_xla, seconds=80, value=800)
+    yield Job("seconds: substituted, all our kernels", by_all, seconds=80, value=850)
 
 
 def programs() -> dict[str, Made]:
@@ -81,11 +87,37 @@ def of_substitute(what: str) -> dict[str, Made]:
 
 
 def by_kernels(small: bool) -> Rows:
-    """With our attention, as if it had been measured to be no slower."""
-    chip, dtype = machine.chip(), "bfloat16"
-    taken = [Measured("attention", chip, dtype, 0, which) for which in (False, True)]
-    with mock.patch.object(dispatch, "MEASURED", tuple(taken)):
+    """With our attention, as if it had been measured and there were no other's."""
+    with _attention_of(_as_measured(["attention"])):
         yield from compared(of_substitute("substitute, our kernels"), small)
+
+
+def by_all(small: bool) -> Rows:
+    """With our norms and activations, which XLA cannot fuse with others."""
+    taken = (*dispatch.MEASURED, *_as_measured(FUSED_BY_XLA))
+    with mock.patch.object(dispatch, "MEASURED", taken):
+        yield from compared(of_substitute("substitute, all our kernels"), small)
+
+
+def _as_measured(kernels: Sequence[str]) -> list[Measured]:
+    chip, passes = machine.chip(), (False, True)
+    return [
+        Measured(k, chip, "bfloat16", 0, which) for k in kernels for which in passes
+    ]
+
+
+def by_xla(small: bool) -> Rows:
+    """With XLA's attention in blocks, to which our kernels are compared."""
+    with _attention_of([]):
+        yield from compared(of_substitute("substitute, XLA"), small)
+
+
+@contextlib.contextmanager
+def _attention_of(taken: Sequence[Measured]) -> Iterator[None]:
+    """A context without the kernels of other makers, and with ours as `taken` says."""
+    others = mock.patch.object(kernels, "_takers", lambda rules, inputs: [])
+    with others, mock.patch.object(dispatch, "MEASURED", tuple(taken)):
+        yield
 
 
 def compared(programs: dict[str, Made], small: bool) -> Rows:

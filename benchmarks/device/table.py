@@ -4,7 +4,9 @@ A kernel enters with a chip, a dtype and a pass if every look at its values ther
 passed, and from the smallest size on from which it is no slower than XLA: the upper
 quarter of its times is at most the median of XLA's, at this size and at all larger
 ones, in every case that was timed: by itself, or in whole steps, with our kernels and
-with XLA in their place. What was not measured never enters.
+with XLA in their place. What was not measured never enters, and a norm or an activation
+not without whole steps: by itself it does not show what XLA gains where it puts it into
+one kernel with the operations beside it.
 """
 
 import json
@@ -19,6 +21,7 @@ from benchmarks.device import results
 from benchmarks.device.job import Job
 from benchmarks.device.jobs import jobs as all_jobs
 from benchmarks.device.results import DONE, Record
+from benchmarks.device.seconds import FUSED_BY_XLA
 from pallas_kernels import measured
 from pallas_kernels.chips import GPUS, TPUS
 from pallas_kernels.measured import Measured
@@ -28,12 +31,26 @@ BLOCK = re.compile(r"(<!-- times -->\n).*?(<!-- end of times -->)", re.DOTALL)
 MASKS = "right: mask of "
 SILENT = (None, "not here", "timed out", "stopped")
 PASSES = {"forward": False, "backward": True}
-# Steps of `seconds`: the case whose rules their attention has, elements of its queries.
+WHOLE = ", whole"
+# Steps of `seconds`: elements of a layer's input, and which kernels their layers can
+# take; of attention the case whose rules theirs has.
+_NORMS = ("layer_norm", "dropout_add_layer_norm", "gelu")
 STEPS = {
-    "BERT-Large, 8 x 512": ("attention, S 8192, dropout", 8 * 512 * 1024),
-    "GPT-2 medium, 4 x 1024": ("attention, S 8192, dropout", 4 * 1024 * 1024),
-    "Llama-1B blocks, 2 x 2048": ("attention, S 8192, causal", 2 * 2048 * 2048),
+    "BERT-Large, 8 x 512": (8 * 512 * 1024, ("attention, S 8192, dropout", *_NORMS)),
+    "GPT-2 medium, 4 x 1024": (
+        4 * 1024 * 1024,
+        ("attention, S 8192, dropout", *_NORMS),
+    ),
+    "Llama-1B blocks, 2 x 2048": (
+        2 * 2048 * 2048,
+        ("attention, S 8192, causal", "rms_norm", "silu"),
+    ),
 }
+# Two jobs of `seconds`, and what their steps are called: with XLA's, and with ours.
+BY_XLA = ("seconds: substituted, XLA", "substitute, XLA")
+BY_KERNELS = ("seconds: substituted, our kernels", "substitute, our kernels")
+BY_NONE = ("seconds: substituted", "substitute")
+BY_ALL = ("seconds: substituted, all our kernels", "substitute, all our kernels")
 HEADER = ("case", "chip", "dtype", "pass", "elements", "kernel ms", "XLA ms", "ratio")
 
 
@@ -84,6 +101,9 @@ def of_chip(
         if not _right(mine, seen):
             continue
         for dtype, rows in _timed(mine, seen).items():
+            whole = any(row["case"].endswith(WHOLE) for row in rows)
+            if kernel in FUSED_BY_XLA and not whole:
+                continue
             for which, backward in PASSES.items():
                 size = smallest(r for r in rows if r["pass"] == which)
                 if size is not None:
@@ -128,18 +148,18 @@ def _rows_of(job: Job, seen: dict[str, Record]) -> list[dict[str, Any]]:
 
 
 def _rows_of_steps(job: Job, case: str, seen: dict[str, Record]) -> Iterable[Record]:
-    """Whole steps with attention by our kernels and by XLA, as rows of both passes."""
-    names = "seconds: steps", "seconds: substituted, our kernels"
-    plain, ours = (_by_step(seen.get(name)) for name in names)
-    for model, (of, elements) in STEPS.items():
-        pair = {
-            "XLA": plain.get(f"{model}, substitute"),
-            "kernel": ours.get(f"{model}, substitute, our kernels"),
-        }
-        if of == case and job.dtype == "bfloat16" and all(pair.values()):
+    """Whole steps with our kernels and without, as rows of both passes."""
+    fused = job.kernel in FUSED_BY_XLA
+    jobs = (BY_NONE, BY_ALL) if fused else (BY_XLA, BY_KERNELS)
+    plain, ours = (_by_step(seen.get(name)) for name, _ in jobs)
+    for model, (elements, with_kernels) in STEPS.items():
+        of_xla, of_ours = (f"{model}, {what}" for _, what in jobs)
+        pair = {"XLA": plain.get(of_xla), "kernel": ours.get(of_ours)}
+        taken = (job.kernel if fused else case) in with_kernels
+        if taken and job.dtype == "bfloat16" and all(pair.values()):
             for side, row in pair.items():
                 for which in PASSES:
-                    about = {"case": f"{model}, whole", "elements": elements}
+                    about = {"case": f"{model}{WHOLE}", "elements": elements}
                     yield {**row, **about, "side": side, "pass": which}
 
 

@@ -33,12 +33,33 @@ def folder(tmp_path):
     for name in ("right: rms_norm", "fast: rms_norm, bfloat16"):
         rows = ROWS if name.startswith("fast") else []
         results.append(path, ABOUT | {"job": name, "rows": rows})
+    in_steps(path, kernels=1.0, xla=2.0)
     return tmp_path
+
+
+def in_steps(path, kernels, xla):
+    """Whole steps with norms by kernels, and without."""
+    for (job, what), ms in ((table.BY_NONE, xla), (table.BY_ALL, kernels)):
+        rows = [{"step": f"{s}, {what}", "ms": ms, "high": ms} for s in table.STEPS]
+        results.append(path, ABOUT | {"job": job, "rows": rows})
+
+
+@pytest.mark.parametrize(("kernels", "taken"), [(1.0, True), (2.5, False)])
+def test_a_norm_enters_only_by_whole_steps(tmp_path, kernels, taken):
+    path = results.path_for(MACHINE, tmp_path)
+    for name in ("right: rms_norm", "fast: rms_norm, bfloat16"):
+        results.append(path, ABOUT | {"job": name, "rows": pair(1024, 1, 2)})
+    assert table.entries(tmp_path) == []  # by itself it says nothing of fusions
+    in_steps(path, kernels, xla=2.0)
+    assert bool(table.entries(tmp_path)) == taken
 
 
 def test_a_kernel_enters_from_the_size_on_where_it_is_no_slower(folder):
     found = table.entries(folder)
-    assert found == [Measured("rms_norm", "h100", "bfloat16", 256, False)]
+    forward = Measured("rms_norm", "h100", "bfloat16", 256, False)
+    of_a_step, _ = table.STEPS["Llama-1B blocks, 2 x 2048"]
+    backward = forward._replace(smallest=of_a_step, backward=True)
+    assert found == [forward, backward]
     path = folder / "measured.json"
     path.write_text(table.text(found))
     assert list(measured.load(path)) == found
@@ -48,12 +69,13 @@ def test_a_kernel_that_was_not_right_does_not_enter(tmp_path):
     path = results.path_for(MACHINE, tmp_path)
     done = ABOUT | {"job": "fast: rms_norm, bfloat16", "rows": ROWS}
     results.append(path, done)
+    in_steps(path, kernels=1.0, xla=2.0)
     assert table.entries(tmp_path) == []  # nobody has looked
     look = ABOUT | {"job": "right: rms_norm", "rows": [], "status": "failed"}
     results.append(path, look)
     assert table.entries(tmp_path) == []
     results.append(path, look | {"status": "done"})
-    assert len(table.entries(tmp_path)) == 1
+    assert table.entries(tmp_path)
 
 
 def test_of_a_case_that_was_stopped_the_sizes_that_have_ended_count(tmp_path):
@@ -63,7 +85,9 @@ def test_of_a_case_that_was_stopped_the_sizes_that_have_ended_count(tmp_path):
     rows = [*pair(256, 1, 2), ended, *pair(64, 1, 2)]
     case = {"job": "fast: rms_norm, bfloat16", "rows": rows, "status": "stopped"}
     results.append(path, ABOUT | case)
-    assert [entry.smallest for entry in table.entries(tmp_path)] == [256]
+    in_steps(path, kernels=1.0, xla=2.0)
+    found = [x.smallest for x in table.entries(tmp_path) if not x.backward]
+    assert found == [256]
 
 
 def test_whole_steps_count_as_a_case(tmp_path):
@@ -72,14 +96,14 @@ def test_whole_steps_count_as_a_case(tmp_path):
         if job.name.startswith("right: attention, ") and not job.under:
             results.append(path, ABOUT | {"job": job.name, "rows": []})
     for job, what, ms in (
-        ("seconds: steps", "substitute", 3.0),
+        ("seconds: substituted, XLA", "substitute, XLA", 3.0),
         ("seconds: substituted, our kernels", "substitute, our kernels", 2.0),
     ):
         rows = [{"step": f"{s}, {what}", "ms": ms, "high": ms} for s in steps]
         assert table.entries(tmp_path) == []
         results.append(path, ABOUT | {"job": job, "rows": rows})
     sizes = {entry.smallest for entry in table.entries(tmp_path)}
-    assert sizes == {min(elements for _, elements in table.STEPS.values())}
+    assert sizes == {min(elements for elements, _ in table.STEPS.values())}
 
 
 def test_chips_with_the_same_processors_have_the_entries_of_one(tmp_path):
