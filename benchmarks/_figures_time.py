@@ -32,7 +32,8 @@ def furthest() -> str:
 def our_kernels() -> str:
     """What steps took with our attention, of what they took with XLA's blocks."""
     took = {row["what"]: float(row["measured"]) for row in steps()}
-    whole = {w.removesuffix(", our kernels"): w for w in took if "our kernels" in w}
+    ours = [what for what in took if what.endswith(", our kernels")]
+    whole = {what.replace("our kernels", "XLA"): what for what in ours}
     shares = [
         f"{took[ours] / took[plain]:.2f} ({plain.split(',')[0]})"
         for plain, ours in whole.items()

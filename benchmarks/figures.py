@@ -17,6 +17,7 @@ from benchmarks import (
     _figures_devices,
     _figures_faults,
     _figures_headlines,
+    _figures_measured,
     _figures_optimizers,
     _figures_readme,
     _figures_results,
@@ -35,6 +36,7 @@ MODULES = (
     _figures_devices,
     _figures_faults,
     _figures_headlines,
+    _figures_measured,
     _figures_optimizers,
     _figures_readme,
 )

@@ -1,7 +1,7 @@
 """The chips as a user names them, and whether this installation compiles for them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax
 from jaxmem._bytes import format_bytes
 from jaxmem.chips._compilers import compiler_for
 from jaxmem.chips._table import CHIPS
+from pallas_kernels.chips import chip_name
 
 _TITLES = "target", "memory", "device", "compiles here", "compiler"
 
@@ -107,17 +108,24 @@ def get_target(name: str | Target | None, *, check: bool = True) -> Target:
 
 
 def local_target() -> Target:
-    """The target of this process's first device."""
+    """The target of this process's first device, with the bytes that it may take there.
+
+    A chip is known by the word for it in the device's name: "NVIDIA H100 NVL" is an
+    "h100", and an "a100" has the 40 or the 80 GB that the device reports.
+    """
     device = jax.devices()[0]
     if device.platform == "cpu":
         return get_target("cpu")
-    for target in targets():
-        if target.device.lower() == device.device_kind.lower():
-            return target
-    raise ValueError(
-        f"target=None: this process's device is {device.device_kind!r}, which is none "
-        f"of {', '.join(CHIPS)}: name the one that is meant"
-    )
+    name = chip_name(device)
+    name = f"tpu-{name}" if device.platform == "tpu" else name
+    if name not in CHIPS:
+        raise ValueError(
+            f"target=None: this process's device is {device.device_kind!r}, which is "
+            f"none of {', '.join(CHIPS)}: name the one that is meant"
+        )
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    target = get_target(name, check=False)
+    return replace(target, memory_bytes=limit or target.memory_bytes)
 
 
 def _target(name: str) -> Target:

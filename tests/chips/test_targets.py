@@ -3,6 +3,7 @@
 import pathlib
 import pickle
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,16 @@ from rich.console import Console
 
 import jaxmem
 from jaxmem import chips
-from jaxmem.chips import Target, _compilers, _table, _target, target_mesh, targets
+from jaxmem.chips import (
+    CHIPS,
+    Target,
+    _compilers,
+    _table,
+    _target,
+    local_target,
+    target_mesh,
+    targets,
+)
 from pallas_kernels import chips as kernel_chips
 
 CONTRIBUTING = pathlib.Path(jaxmem.__file__).parents[1] / "CONTRIBUTING.md"
@@ -191,3 +201,54 @@ def test_a_chip_is_one_row_of_the_table(monkeypatch):
     assert chips.get_target("a10", check=False).memory_bytes == int(22.5 * 2**30)
     assert "core_count: 72" in chips.config_text("a10")
     assert target_mesh("a10", (2,), ("data",)).abstract_device.num_cores == 72
+
+
+# -- the target of this process
+
+
+class OfDevice(NamedTuple):
+    """What is asked of a device."""
+
+    platform: str
+    device_kind: str
+    bytes_limit: int | None = None
+
+    def memory_stats(self):
+        return self.bytes_limit and {"bytes_limit": self.bytes_limit}
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "name"),
+    [
+        ("gpu", "NVIDIA H200", "h200"),  # as one has named itself
+        ("gpu", "NVIDIA H100 80GB HBM3", "h100"),
+        ("gpu", "NVIDIA H100 NVL", "h100"),
+        ("gpu", "NVIDIA A100-SXM4-80GB", "a100"),
+        ("gpu", "NVIDIA L4", "l4"),
+        ("gpu", "Tesla T4", "t4"),
+        ("tpu", "TPU v5 lite", "tpu-v5e"),
+        ("tpu", "TPU v5p", "tpu-v5p"),
+        ("tpu", "TPU v6 lite", "tpu-v6e"),
+    ],
+)
+def test_a_device_is_known_by_a_word_of_its_name(monkeypatch, platform, kind, name):
+    monkeypatch.setattr(jax, "devices", lambda: [OfDevice(platform, kind, 2**36)])
+    found = local_target()
+    assert (found.name, found.memory_bytes) == (name, 2**36)
+    monkeypatch.setattr(jax, "devices", lambda: [OfDevice(platform, kind)])
+    assert local_target().memory_bytes == CHIPS[name].memory_bytes
+
+
+def test_every_target_knows_itself(monkeypatch):
+    for target in jaxmem.targets():
+        platform = {"cuda": "gpu"}.get(target.platform, target.platform)
+        device = OfDevice(platform, target.device)
+        monkeypatch.setattr(jax, "devices", lambda device=device: [device])
+        assert local_target().name == target.name
+
+
+def test_a_device_that_is_no_target_says_what_there_is(monkeypatch):
+    other = OfDevice("gpu", "NVIDIA GeForce RTX 4090")
+    monkeypatch.setattr(jax, "devices", lambda: [other])
+    with pytest.raises(ValueError, match=r"RTX 4090.*h100.*name the one that is meant"):
+        local_target()
