@@ -1,11 +1,14 @@
 """Which compiler there is for a platform, and where it comes from.
 
 Wheels in the environment come first, where their versions are the ones that belong to
-the running jax; then those in the folder of `jaxmem targets --install`.
+the running jax; then those in the folder of `jaxmem targets --install`. Where NVIDIA's
+wheel of the assembler is missing, that of a CUDA toolkit of the machine does.
 """
 
 import functools
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +20,7 @@ from jaxmem._remedies import jaxmem_line
 from jaxmem.chips._folder import PLATFORMS, own_dir, versions_in
 
 _KINDS = {platform: kind for kind, platform in PLATFORMS.items()}
+_PTXAS = Path("/usr/local/cuda/bin/ptxas")  # where XLA looks besides PATH
 _NVCC = {"cuda13": "nvidia-cuda-nvcc", "cuda12": "nvidia-cuda-nvcc-cu12"}
 
 
@@ -89,6 +93,8 @@ def _found(platform: str, folder: str) -> Compiler:
     if requirements(platform) and folder:
         beside = versions_in(Path(folder))
     there = inside | {name: v for name, v in beside.items() if name in wanted}
+    if platform == "cuda":
+        there = _local_nvcc(wanted) | there
     missing = [name for name in wanted if name not in there]
     wrong = [n for n in wanted if n in there and not _matches(there[n], wanted[n])]
     packages = tuple(sorted((n, v) for n, v in there.items() if n in wanted))
@@ -114,6 +120,27 @@ def _packages(platform: str) -> dict[str, str]:
     if _matches(version_of("jax-cuda12-pjrt") or "", own):
         cuda = "cuda12"  # two plugins for one platform would exclude each other
     return {f"jax-{cuda}-plugin": own, f"jax-{cuda}-pjrt": own, _NVCC[cuda]: ""}
+
+
+def _local_nvcc(wanted: dict[str, str]) -> dict[str, str]:
+    """That of a CUDA toolkit which XLA finds here, in the place of NVIDIA's wheel."""
+    kind = next(kind for kind, name in _NVCC.items() if name in wanted)
+    version = _ptxas_version(shutil.which("ptxas") or str(_PTXAS))
+    enough = version and int(version.partition(".")[0]) >= int(
+        kind.removeprefix("cuda")
+    )
+    return {_NVCC[kind]: version} if enough else {}
+
+
+@functools.cache
+def _ptxas_version(path: str) -> str:
+    """The version of an assembler of CUDA; "" where there is none."""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    match = re.search(r"release [\d.]+, V([\d.]+)", said.stdout)
+    return match[1] if match else ""
 
 
 def _libtpu_of_jax() -> str:

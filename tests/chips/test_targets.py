@@ -115,6 +115,22 @@ def test_cuda_12_of_the_environment_is_completed_and_not_joined(installed):
     assert "jax-cuda12-plugin" in chips.get_target("h100").compiler
 
 
+@pytest.mark.parametrize("own", ["13.0.88", "12.9.1", ""])
+def test_the_assembler_of_a_cuda_toolkit_does_for_the_wheel(
+    installed, monkeypatch, own
+):
+    monkeypatch.setattr(_compilers, "_ptxas_version", lambda path: own)
+    installed |= {k: v for k, v in CUDA.items() if k != "nvidia-cuda-nvcc"}
+    _compilers.forget_compilers()
+    if own.startswith("13"):
+        assert chips.get_target("h100").available
+        assert ("nvidia-cuda-nvcc", own) in chips.compiler_versions()
+    else:
+        with pytest.raises(RuntimeError, match="nvidia-cuda-nvcc is missing"):
+            chips.get_target("h100")
+    assert _compilers.requirements("cuda") == ("nvidia-cuda-nvcc",)  # as --install has
+
+
 @pytest.mark.parametrize(
     ("version", "wanted", "matches"),
     [
