@@ -92,6 +92,9 @@ def _what(eqn) -> str:
 
 def sums_left_behind(hlo: Hlo) -> Iterator[tuple[str, str]]:
     """Finds loops in which devices keep zeros in place of what they have added."""
+    masks = {name for name in hlo.lines if _is_mask(hlo, name)}
+    if not masks:
+        return
     for name in hlo.loops.values():
         loop = hlo.instruction(name)
         if loop is None:
@@ -99,7 +102,7 @@ def sums_left_behind(hlo: Hlo) -> Iterator[tuple[str, str]]:
         end = hlo.instruction(hlo.roots.get(loop.called[0], ""))
         sums = end.operands if end is not None and end.opcode == "tuple" else ()
         for place, value in enumerate(sums):
-            found = next(_masked(hlo, value, place), None)
+            found = next(_masked(hlo, masks, value, place), None)
             if found is not None:
                 yield (
                     found.name,
@@ -109,16 +112,25 @@ def sums_left_behind(hlo: Hlo) -> Iterator[tuple[str, str]]:
                 )
 
 
-def _masked(hlo: Hlo, value: str, place: int) -> Iterator[Instruction]:
-    """The selects, by the device's number, between a value and the loop's carry."""
-    through = reaches(hlo, value, without=KINDS)
-    for made in through:
-        if made.opcode != "select" or "scatter" not in _operation(made):
-            continue
-        of_device = any(
-            one.opcode == "partition-id" for one in reaches(hlo, made.operands[0])
-        )
-        if of_device and any(starts_at(hlo, v, place) for v in made.operands[1:]):
+def _is_mask(hlo: Hlo, name: str) -> bool:
+    """Whether it is a scatter's select by the device's number: few modules have one."""
+    _, text = hlo.lines[name]
+    if " select(" not in text or "scatter" not in text:
+        return False
+    made = hlo.instruction(name)
+    return made is not None and "scatter" in _operation(made) and _of_device(hlo, made)
+
+
+def _of_device(hlo: Hlo, made: Instruction) -> bool:
+    reached = reaches(hlo, made.operands[0])
+    return any(one.opcode == "partition-id" for one in reached)
+
+
+def _masked(hlo: Hlo, masks: set[str], value: str, place: int) -> Iterator[Instruction]:
+    """Those of `masks` between a value and the loop's carry."""
+    for made in reaches(hlo, value, without=KINDS):
+        between = made.name in masks
+        if between and any(starts_at(hlo, v, place) for v in made.operands[1:]):
             yield made
 
 
