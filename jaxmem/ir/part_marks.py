@@ -33,8 +33,10 @@ def is_part(eqn) -> bool:
 
 
 def innermost_operations(eqn) -> Iterator[Any]:
-    """The operations in a part, or in a `shard_map`; else the equation itself."""
-    if is_part(eqn):
+    """The operations in a part, a `shard_map` or a call; else the equation itself."""
+    # XLA writes calls out: jax 0.12 has the exponential of exact gelu's derivative in a
+    # `custom_jvp_call`
+    if is_part(eqn) or primitives.of(eqn).calls:
         inside = [e for b in jaxprs.bodies(eqn) for e in jaxprs.split(b)[0].eqns]
     else:
         inside = operations_of(eqn)
