@@ -89,6 +89,15 @@ def _part(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def test_the_page_of_the_architecture_names_every_package():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    table = page.partition("| package | what it does |")[2].partition("\n\n")[0]
+    cells = (row.split("|")[1] for row in table.splitlines()[2:])
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert sorted(named) == sorted(packages | {KERNELS.name})
+
+
 @functools.cache
 def _imports(path: pathlib.Path) -> list[str]:
     return [*_found_imports(ast.parse(path.read_text()))]
