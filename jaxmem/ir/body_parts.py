@@ -9,6 +9,7 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import Atom
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class BodyParts:
     constant: frozenset[Any]
 
     @classmethod
-    def of(cls, graph: JaxprGraph, wanted: Iterable[Any], given: set[Any]):
+    def of(
+        cls, graph: JaxprGraph, wanted: Iterable[Any], given: set[Any]
+    ) -> "BodyParts":
         """The parts that make `wanted`; `given`: what they have without the body."""
         wanted = [v for v in wanted if is_var(v)]
         cone = sorted(graph.cone(wanted))
@@ -67,7 +70,7 @@ class BodyParts:
         return [values.read(v) for v in atoms]
 
 
-def is_plain(v) -> bool:
+def is_plain(v: Atom) -> bool:
     """Whether an array can be handed on from a body; keys of random numbers cannot."""
     return not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
 

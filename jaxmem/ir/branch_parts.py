@@ -19,14 +19,17 @@ from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import JaxprEqn, Var
 
 
-def can_be_taken_apart(eqn) -> bool:
+def can_be_taken_apart(eqn: JaxprEqn) -> bool:
     """Whether it is a choice by a value, and not by the platform."""
     return not eqn.params.get("branches_platforms")
 
 
-def taken_apart(eqn, bodies, args: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+def taken_apart(
+    eqn: JaxprEqn, bodies: Sequence[Any], args: Sequence[Any], wanted: Sequence[int]
+) -> list[Any]:
     """What a `cond` gives, the outputs at the positions `wanted` by parts.
 
     `bodies`: its branches, or others that do the same.
@@ -62,13 +65,15 @@ def taken_apart(eqn, bodies, args: Sequence[Any], wanted: Sequence[int]) -> list
     return [every[k] for k in range(len(eqn.outvars))]
 
 
-def _add_parts(eqn, index, j: int, parts: BodyParts, known: dict[Any, Any]) -> None:
+def _add_parts(
+    eqn: JaxprEqn, index: jax.Array, j: int, parts: BodyParts, known: dict[Any, Any]
+) -> None:
     """The values that the parts of branch `j` make."""
     for i in parts.eqns:
         one, outs = parts.graph.eqns[i], parts.made(i)
         given = parts.given_to(one.invars)
 
-        def run(xs: list, given=given, outs=outs) -> list:
+        def run(xs: list, given: list[Any] = given, outs: list[Any] = outs) -> list:
             return parts.run(dict(zip(given, xs, strict=True)), outs)
 
         runs: list[Run] = [lambda _, outs=outs: list(map(empty, outs))]
@@ -78,12 +83,22 @@ def _add_parts(eqn, index, j: int, parts: BodyParts, known: dict[Any, Any]) -> N
         known.update(zip(outs, made, strict=True))
 
 
-def _chosen(branches: Sequence[BodyParts], outs, given) -> list[Run]:
+def _chosen(
+    branches: Sequence[BodyParts],
+    outs: Sequence[Sequence[Any]],
+    given: Sequence[Sequence[Any]],
+) -> list[Run]:
     """The outputs of each branch, of what its parts have made."""
     runs, start = [], 0
     for one, atoms, own in zip(branches, outs, given, strict=True):
 
-        def run(xs: list, one=one, atoms=atoms, own=own, start=start) -> list:
+        def run(
+            xs: list,
+            one: BodyParts = one,
+            atoms: Sequence[Any] = atoms,
+            own: Sequence[Any] = own,
+            start: int = start,
+        ) -> list:
             here = xs[start : start + len(own)]
             return one.run(dict(zip(own, here, strict=True)), atoms)
 
@@ -92,16 +107,18 @@ def _chosen(branches: Sequence[BodyParts], outs, given) -> list[Run]:
     return runs
 
 
-def _count(eqn) -> int:
+def _count(eqn: JaxprEqn) -> int:
     return len(jaxprs.bodies(eqn))
 
 
-def empty(v):
+def empty(v: Var) -> Any:
     """An array of the type of a variable, which nobody reads."""
     return _compat.typed_as(lax.empty(v.aval.shape, v.aval.dtype), v.aval)
 
 
-def _bound(eqn, index, arrays: Sequence[Any], runs: Sequence[Run]) -> list[Any]:
+def _bound(
+    eqn: JaxprEqn, index: jax.Array, arrays: Sequence[Any], runs: Sequence[Run]
+) -> list[Any]:
     """A `cond` like that of `eqn` with other branches, of these arrays."""
     avals = list(map(jax.typeof, arrays))
     made = [jax.make_jaxpr(lambda *xs, r=r: r(list(xs)))(*avals) for r in runs]
@@ -125,19 +142,19 @@ def as_one(branches: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
 class Branches:
     """`cond`s by one predicate."""
 
-    def key(self, eqn) -> Any:
+    def key(self, eqn: JaxprEqn) -> Any:
         if not primitives.is_branch(eqn) or _compat.has_side_effects(eqn):
             return None
         known = is_var(eqn.invars[0]) and can_be_taken_apart(eqn)
         return (eqn.invars[0], _count(eqn)) if known else None
 
-    def reads(self, eqn) -> Reads:
+    def reads(self, eqn: JaxprEqn) -> Reads:
         return ((v, None) for v in eqn.invars)
 
-    def makes(self, eqn) -> Reads:
+    def makes(self, eqn: JaxprEqn) -> Reads:
         return ((v, None) for v in eqn.outvars)
 
-    def is_part(self, eqn) -> bool:
+    def is_part(self, eqn: JaxprEqn) -> bool:
         return is_part(eqn)
 
     def belongs(self, group: JoinedGroup, i: int) -> bool:

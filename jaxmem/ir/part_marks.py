@@ -13,26 +13,27 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.map_operations import operations_of
+from jaxmem.ir.types import JaxprEqn
 
 _SCOPE = "jaxmem_part"
 
 
-def marked(eqn, fn: Callable, *args):
+def marked(eqn: JaxprEqn, fn: Callable, *args: Any) -> Any:
     """`fn(*args)` as a part that does what `eqn` does, under its line and scopes."""
 
-    def run(*args):
+    def run(*args: Any) -> Any:
         with jax.named_scope(_SCOPE):
             return fn(*args)
 
     return _compat.in_context_of(eqn, run, *args)
 
 
-def is_part(eqn) -> bool:
+def is_part(eqn: JaxprEqn) -> bool:
     named = primitives.is_scan(eqn) or primitives.is_branch(eqn)
     return named and _SCOPE in _compat.name_stack(eqn)
 
 
-def innermost_operations(eqn) -> Iterator[Any]:
+def innermost_operations(eqn: JaxprEqn) -> Iterator[Any]:
     """The operations in a part, or in a `shard_map`; else the equation itself."""
     if is_part(eqn):
         inside = [e for b in jaxprs.bodies(eqn) for e in jaxprs.split(b)[0].eqns]
@@ -42,7 +43,7 @@ def innermost_operations(eqn) -> Iterator[Any]:
         yield from [one] if one is eqn else innermost_operations(one)
 
 
-def scopes_of(eqn) -> str:
+def scopes_of(eqn: JaxprEqn) -> str:
     """The name scopes (module path) of an equation, as the user named them."""
     scopes = _compat.name_stack(eqn).split("/")
     return "/".join(scope for scope in scopes if scope != _SCOPE)

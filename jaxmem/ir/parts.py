@@ -10,10 +10,11 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import Axis, resized
 from jaxmem.ir.random_parts import bits_of_part
+from jaxmem.ir.types import JaxprEqn
 
 
 def on_part(
-    eqn,
+    eqn: JaxprEqn,
     args: Sequence[Any],
     ins: Sequence[Axis],
     outs: Sequence[Axis],
@@ -45,7 +46,7 @@ def on_part(
     return new
 
 
-def _along(x, axis: int | None, rank: int):
+def _along(x: Any, axis: int | None, rank: int) -> Any:
     """A number as it is; an array of them along an axis of an array of this rank."""
     others = [d for d in range(rank) if d != axis]
     return lax.expand_dims(x, others) if x.ndim else x

@@ -15,9 +15,10 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import is_var, split
+from jaxmem.ir.types import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
-def loops_once(closed) -> Any:
+def loops_once(closed: ClosedJaxpr) -> Any:
     """The jaxpr without scans of which another has all results, and more."""
     graph = JaxprGraph(closed)
     instead = {}
@@ -43,7 +44,7 @@ def _pairs(graph: JaxprGraph) -> Iterator[tuple[int, int]]:
         yield from ((i, j) for i in found for j in found if outs(i) < outs(j))
 
 
-def _turns(eqn) -> Hashable:
+def _turns(eqn: JaxprEqn) -> Hashable:
     how = (eqn.params[k] for k in ("length", "reverse", "unroll"))
     return (*how, *map(_atom, split(eqn, eqn.invars)[1]))
 
@@ -66,7 +67,7 @@ def _found_in(graph: JaxprGraph, i: int, j: int) -> list[Any] | None:
     return [*other.outvars[:ends], *(rows[n] for n in ours[ends:])]
 
 
-def _numbered(eqn, numbers: dict[Hashable, int]) -> list[int]:
+def _numbered(eqn: JaxprEqn, numbers: dict[Hashable, int]) -> list[int]:
     """Of each result of a scan's body a number: the same for the same computation."""
     body = JaxprGraph(eqn.params["jaxpr"])
     consts, carries, xs = split(eqn, eqn.invars)
@@ -86,7 +87,7 @@ def _numbered(eqn, numbers: dict[Hashable, int]) -> list[int]:
     return list(map(read, body.outvars))
 
 
-def _params(eqn) -> Hashable:
+def _params(eqn: JaxprEqn) -> Hashable:
     """What tells two equations of a primitive apart, operands excepted."""
     if _compat.has_side_effects(eqn):
         return id(eqn)
@@ -101,12 +102,12 @@ def _params(eqn) -> Hashable:
     return found
 
 
-def _holds_constants(body) -> bool:
+def _holds_constants(body: Jaxpr) -> bool:
     inner = (one for eqn in jaxprs.walk(body) for one in jaxprs.bodies(eqn))
     return any(jaxprs.split(one)[1] for one in (body, *inner))
 
 
-def _atom(atom) -> Hashable:
+def _atom(atom: Any) -> Hashable:
     if is_var(atom):
         return atom
     value = np.asarray(atom.val)

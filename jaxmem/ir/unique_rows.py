@@ -6,6 +6,7 @@ reads give zero there, writes are dropped, and the ids are still unique and sort
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32, Num
@@ -71,7 +72,7 @@ def put_rows(x: Array, ids: Int32[Array, " k"], rows: Array) -> Array:
 
 
 def concatenated(
-    parts: Sequence[tuple[Array, Array]], shape: Sequence[int], dtype
+    parts: Sequence[tuple[Array, Array]], shape: Sequence[int], dtype: Any
 ) -> tuple[Int32[Array, " k"], Num[Array, " k *row"]]:
     """One list of ids [k] and rows [k, ...] of several of any leading shape."""
     row = tuple(shape[1:])
