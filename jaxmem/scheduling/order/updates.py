@@ -113,6 +113,21 @@ def _update(
 ) -> Update | None:
     if not is_var(out):
         return None
+    eqns, leaves = _elementwise_cone(graph, out)
+    arrays = {v for v in leaves if v.aval.ndim}
+    gradients = {v for v in arrays if not graph.is_given(v)}
+    if not eqns or not gradients:
+        return None
+    # in place means after the last reader of the old state: the backward pass itself
+    old = [u for v in arrays - gradients for u in graph.users.get(v, ())]
+    own = max([*(i for i in old if i not in eqns), *(made_by[v] for v in gradients)])
+    number = max((made_by.get(v, -1) for v in leaves - arrays), default=-1)
+    apart = [] if is_aliased else [out]
+    return Update(eqns, [out], apart, gradients, own, number)
+
+
+def _elementwise_cone(graph: JaxprGraph, out) -> tuple[set[int], set[Any]]:
+    """The equations of an update, and the variables that they start from."""
     eqns, leaves, todo = set(), set(), [out]
     while todo:
         v = todo.pop()
@@ -125,16 +140,7 @@ def _update(
                 todo += filter(is_var, graph.eqns[i].invars)
         else:
             leaves.add(v)
-    arrays = {v for v in leaves if v.aval.ndim}
-    gradients = {v for v in arrays if not graph.is_given(v)}
-    if not eqns or not gradients:
-        return None
-    # in place means after the last reader of the old state: the backward pass itself
-    old = [u for v in arrays - gradients for u in graph.users.get(v, ())]
-    own = max([*(i for i in old if i not in eqns), *(made_by[v] for v in gradients)])
-    number = max((made_by.get(v, -1) for v in leaves - arrays), default=-1)
-    apart = [] if is_aliased else [out]
-    return Update(eqns, [out], apart, gradients, own, number)
+    return eqns, leaves
 
 
 def _made_by(graph: JaxprGraph) -> dict[Any, int]:
