@@ -45,9 +45,12 @@ class BodyParts:
                 {v for v in vs if is_var(v)} for vs in (eqn.invars, eqn.outvars)
             )
             plain = {v for v in outs if is_plain(v)}
+            # the body itself does what may be done once, what gives a key of random
+            # numbers, and what reads something that only the body has
             if _compat.has_side_effects(eqn) or plain < outs or not ins <= known:
                 needed += (v for v in eqn.outvars if v in plain & read)
             elif ins <= constant:
+                # to make it where it is read takes less than to hand it over
                 constant |= outs
             else:
                 eqns.append(i)

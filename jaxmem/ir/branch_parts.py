@@ -46,6 +46,8 @@ def taken_apart(
     def whole(graph: JaxprGraph) -> Run:
         def run(xs: list) -> list:
             values = Values(graph, graph.inputs(xs))
+            # branches of a `cond` give the same: what only another one makes is empty
+            # here
             own = [values.read(v) if v in graph.maker else empty(v) for v in needed]
             return [*(values.read(graph.outvars[k]) for k in rest), *own]
 
@@ -76,6 +78,7 @@ def _add_parts(
         def run(xs: list, given: list[Any] = given, outs: list[Any] = outs) -> list:
             return parts.run(dict(zip(given, xs, strict=True)), outs)
 
+        # where another branch is taken nobody reads what this part gives
         runs: list[Run] = [lambda _, outs=outs: list(map(empty, outs))]
         runs = [run if k == j else runs[0] for k in range(_count(eqn))]
         arrays = [known[v] for v in given]
@@ -123,6 +126,7 @@ def _bound(
     avals = list(map(jax.typeof, arrays))
     made = [jax.make_jaxpr(lambda *xs, r=r: r(list(xs)))(*avals) for r in runs]
     branches = tuple(map(_compat.without_dead_code, made))
+    # its other parameters stay as they were
     params = eqn.params | {"branches": branches}
     outs = eqn.primitive.bind(index, *arrays, **eqn.primitive.get_bind_params(params))
     return as_one(branches, outs)
@@ -193,6 +197,7 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
             env.update(zip(eqn.outvars, outs, strict=True))
         return [env[v] for v in wanted]
 
+    # under the scopes of one that the user wrote, where there is one
     lead = ([e for e in eqns if not is_part(e)] or eqns)[-1]
     index, arrays = values.read(lead.invars[0]), [values.read(v) for v in given]
     runs = [partial(branch, j) for j in range(_count(lead))]

@@ -29,6 +29,7 @@ def sent(eqn: JaxprEqn, spreads: Spreads) -> float:
     if spreads.mesh is None:
         return 0.0
     if id(eqn) not in spreads.sent:
+        # with the equation, so that its id stays its own
         spreads.sent[id(eqn)] = eqn, _sent(eqn, spreads)
     return spreads.sent[id(eqn)][1]
 

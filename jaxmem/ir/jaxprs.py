@@ -18,8 +18,6 @@ from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.types import Atom, ClosedJaxpr, Jaxpr, JaxprEqn
 
-# Primitives whose body has no constants of its own: they come in as arguments.
-
 
 @dataclass(frozen=True)
 class Traced:
@@ -87,6 +85,7 @@ def bodies(eqn: JaxprEqn) -> list[Any]:
 def called(eqn: JaxprEqn) -> Any:
     """The body of a call, whose inputs and outputs are those of the equation."""
     inside = bodies(eqn)
+    # bodies of these take slices, or the part of one device
     if len(inside) != 1 or primitives.is_loop(eqn) or primitives.is_shard_map(eqn):
         return None
     jaxpr = split(inside[0])[0]
@@ -142,6 +141,7 @@ def rebind(eqn: JaxprEqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
         extra.extend(body.consts)
         return _compat.constants_first(body) if body.consts else body.jaxpr
 
+    # in the order of `bodies`
     params = {k: exchange(v) for k, v in sorted(eqn.params.items())}
     return _compat.bind(eqn, [*extra, *args], params)
 

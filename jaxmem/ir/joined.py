@@ -85,6 +85,7 @@ def _groups(graph: JaxprGraph, kind: JoinableKind) -> Iterator[list[int]]:
     for i in reversed(range(len(graph.eqns))):
         key = kind.key(graph.eqns[i])
         same = [] if key is None else [g for g in found if g.key == key]
+        # first the group that alone reads it: nobody else waits for it then
         same.sort(key=lambda group: not group.alone_reads(i))
         own = next((g for g in same if kind.belongs(g, i) and g.takes(i)), None)
         if own is None and key is not None:
@@ -209,6 +210,7 @@ class OnlyOnce:
         given = (_identity(v, x) for v, x in zip(eqn.invars, args, strict=True))
         key = eqn.primitive, tuple(sorted(eqn.params.items())), tuple(given)
         try:
+            # a parameter may be an array, which nothing can be compared with
             hash(key)
         except TypeError:
             return None
@@ -218,4 +220,5 @@ class OnlyOnce:
 def _identity(atom: Any, value: Any) -> Any:
     if is_var(atom):
         return id(value)
+    # a literal is another object in each equation
     return atom.aval.dtype, atom.aval.weak_type, np.asarray(value).item()

@@ -54,6 +54,7 @@ class MapPair:
 
         def body(*shards: Any) -> tuple[Any, ...]:
             inner = jaxprs.bodies(first)[0]
+            # each under its own scopes, by which the passes tell the backward pass
             made = _compat.in_context_of(first, jaxprs.evaluate, inner, shards[:count])
             rest = iter(shards[count:])
             inner = jaxprs.bodies(second)[0]
@@ -99,6 +100,7 @@ def map_pairs(graph: JaxprGraph) -> Iterator[MapPair]:
         for i in dict.fromkeys(graph.maker[v] for v in read):
             pair = None if i in taken else _pair(graph, i, j)
             if pair is not None:
+                # another backward map that reads it stays as it is
                 taken.add(i)
                 yield pair
                 break

@@ -82,6 +82,7 @@ class _Parts:
                 wanted.append((v, self.specs[k], k))
         if not wanted:
             return
+        # one may be read inside and returned, or returned twice, in one specification
         different = list(dict.fromkeys((v, spec) for v, spec, _ in wanted))
         position = {v: k for k, v in enumerate(outvars)}
 
@@ -139,6 +140,7 @@ def as_rank(x: Any, rank: int) -> Any:
 
 def normal_spec(spec: Iterable[Any]) -> PartitionSpec:
     """A specification in one way of writing it."""
+    # `P("x", None)` means what `P("x")` does, and is not equal to it
     parts = [p[0] if isinstance(p, tuple) and len(p) == 1 else p for p in spec]
     parts = [None if p == () else p for p in parts]
     while parts and parts[-1] is None:

@@ -63,6 +63,7 @@ def _separable(eqn: JaxprEqn) -> list[int]:
         return []
     plain = [k for k, v in enumerate(eqn.outvars) if is_plain(v)]
     if primitives.is_scan(eqn):
+        # a carry is made of all iterations before: no part of one makes it
         ends = _compat.scan_counts(eqn)[1]
         return [k for k in plain if k >= ends]
     if primitives.is_branch(eqn):
@@ -75,6 +76,7 @@ def _separable(eqn: JaxprEqn) -> list[int]:
 def _taken_apart(eqn: JaxprEqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
     if primitives.is_shard_map(eqn):
+        # its calls are written out first, so that parts are single operations
         body = inside_of(eqn, lambda closed: apart(flatten(closed), wanted))
         return map_parts.taken_apart(eqn, body, args)
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]

@@ -137,6 +137,7 @@ class RowSums:
         todo = [v]
         while todo:
             w = todo.pop()
+            # zeros, written out or as a literal, add nothing
             if not is_var(w) or not self.slots[w]:
                 continue
             i = self.graph.maker[w]
@@ -186,6 +187,7 @@ def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
     eqn = values.graph.eqns[i]
     ids, rows = (values.read(v) for v in eqn.invars[1:])
     ids = jnp.asarray(ids)[..., 0]
+    # in other modes an id outside of the table adds to no row
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         ids = jnp.clip(ids, 0, count - 1)
     wide = ids.dtype.itemsize > 4 or ids.dtype == jnp.uint32

@@ -52,6 +52,7 @@ def _turns(eqn: JaxprEqn) -> Hashable:
 def _found_in(graph: JaxprGraph, i: int, j: int) -> list[Any] | None:
     """The results of loop j that are those of loop i; None where one is missing."""
     one, other = graph.eqns[i], graph.eqns[j]
+    # what waits for a loop cannot be read in its place
     if i in graph.cone(filter(is_var, other.invars)):
         return None
     counts = [_compat.scan_counts(eqn)[1] for eqn in (one, other)]
@@ -89,6 +90,7 @@ def _numbered(eqn: JaxprEqn, numbers: dict[Hashable, int]) -> list[int]:
 
 def _params(eqn: JaxprEqn) -> Hashable:
     """What tells two equations of a primitive apart, operands excepted."""
+    # a number of its own: it is like no other
     if _compat.has_side_effects(eqn):
         return id(eqn)
     if any(map(_holds_constants, jaxprs.bodies(eqn))):  # their text leaves these out

@@ -32,6 +32,7 @@ def taken_apart(
     consts, init, xs = split(eqn, args)
     own = split(eqn, graph.arguments)
     rows = [v for k, v in enumerate(graph.outvars) if k in wanted]
+    # without the carries: for a part there is no iteration before
     parts = BodyParts.of(graph, rows, {*graph.constants, *own[0], *own[2]})
     rest = [k for k in range(len(init), len(graph.outvars)) if k not in wanted]
 

@@ -37,18 +37,21 @@ def unique_rows(
       `count` on, and their sums are zero.
     """
     slots = ids.shape[0]
+    # the slots that stay empty have ids behind the table, in int32 as well
     if count + slots >= 2**31:
         raise wrong_value("table: rows", count, "with the ids fewer than 2**31")
     if slots == 0:
         return ids, rows
     ids, inside = in_table(ids, count)
     rows = jnp.where(spread(inside, rows), rows, jnp.zeros((), rows.dtype))
+    # equal ids are neighbours then, and share a slot
     order = jnp.argsort(ids)
     ranked = ids[order]
     new = jnp.concatenate([jnp.ones(1, bool), ranked[1:] != ranked[:-1]])
     slot = jnp.cumsum(new, dtype=jnp.int32) - 1
     sums = jnp.zeros_like(rows).at[slot].add(rows[order], indices_are_sorted=True)
     behind = jnp.arange(count, count + slots, dtype=ids.dtype)
+    # no id is above what `behind` has there; where none comes, that stays
     return behind.at[slot].min(ranked, indices_are_sorted=True), sums
 
 

@@ -13,6 +13,7 @@ from jaxmem.ir.types import JaxprEqn
 
 class _Table(dict[str, Record]):
     def __missing__(self, name: str) -> Record:
+        # kept: records are told apart by identity
         self[name] = record = Record(name, Kind.CUSTOM)
         return record
 

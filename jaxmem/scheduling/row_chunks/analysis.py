@@ -61,6 +61,8 @@ def leaf_updates(closed, aliases: Mapping[int, int]) -> list[LeafUpdate]:
     targets = [one for one in targets if one.chunks is not None]
     while targets:
         found = _plans(_written_out(closed, targets), aliases, targets)
+        # positions in what is written out depend on which targets are: without those
+        # that have no plan all are looked for anew
         if len(found) == len(targets):
             return list(found.values())
         targets = [targets[k] for k in found]  # the others stay as they are
@@ -190,6 +192,7 @@ class _Search:
         core, todo = set(self.core), sorted(self.core)
         seen = set(todo)
         while todo:
+            # in the order of the list: what an equation reads has been judged before it
             i = heappop(todo)
             eqn = self.graph.eqns[i]
             ins = list(filter(is_var, eqn.invars))
@@ -215,6 +218,7 @@ class _Search:
         treated = treatment(eqn, axes)
         if not isinstance(treated, Batched) or any(treated.outs):
             return None
+        # what is made of the update, and not by rows, is there only after the loop
         for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
             waits = is_var(v) and have is None and v in self.later
             if waits or want not in (None, 0) or (have is not None and want is None):
@@ -223,6 +227,7 @@ class _Search:
 
     def up_to(self, ends: list[Any]) -> list[int]:
         """The update, and what leads from it to these variables."""
+        # what else is made of the update, such as its norm, stays outside of the loop
         cone = self.graph.cone(ends, self.later)
         return [i for i in self.treatments if i in self.core or i in cone]
 
@@ -243,6 +248,7 @@ class _Search:
 
         def is_free(w) -> bool:
             same = w.aval.shape == v.aval.shape and w.aval.dtype == v.aval.dtype
+            # who reads it and waits for the update would find it overwritten
             users = [u for u in self.graph.users.get(w, ()) if u not in inside]
             after = any(
                 x in self.later for u in users for x in self.graph.eqns[u].outvars
