@@ -134,6 +134,7 @@ class MapHalves:
     @cached_property
     def late(self) -> set[int]:
         """The equations of the second map."""
+        # what comes from outside between the two maps is there for the second alone
         own = self.graph.arguments[len(self.pair.forward.invars) :]
         late, made = late_of(self.graph), set(own)
         for i, eqn in enumerate(self.graph.eqns):
@@ -141,6 +142,7 @@ class MapHalves:
             if i in late or again or any(v in made for v in _variables(eqn.invars)):
                 late.add(i)
                 made.update(eqn.outvars)
+        # but what the first one returns is made in it, whatever its scopes say
         return late - self.graph.cone(_variables(self._outs(first=True)))
 
     def _outs(self, first: bool) -> list[Any]:

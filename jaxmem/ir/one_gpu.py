@@ -78,6 +78,7 @@ def _primitive(name: str, on_one_gpu: Callable, exported: bool) -> _compat.Primi
         alone = all(d is None for d in dims[1:])
         return made.bind(*args) if alone else args[0], dims[0]
 
+    # a primitive, since only its lowering knows the platform and the devices
     made = _compat.Primitive(name)
     made.def_impl(lambda x, *_: x)
     made.def_abstract_eval(lambda x, *_: x)

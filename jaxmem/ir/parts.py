@@ -36,6 +36,7 @@ def on_part(
     first = lambda axis, dtype: _along(
         start(whole(axis)).astype(dtype), axis, eqn.outvars[0].aval.ndim
     )
+    # bits depend on an element's place in the whole array
     if name == "random_bits" and outs[0] is not None and ins[0] is None:
         axis = outs[0]
         how = axis, length(whole(axis)), first(axis, jnp.uint32)

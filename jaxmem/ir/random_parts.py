@@ -68,6 +68,7 @@ def places(
         index = index + start if d == axis else index
         added = index * np.uint32(stride % 2**_WORD)
         low = low + added
+        # else the high word is zero everywhere
         if math.prod(whole) > 2**_WORD:
             carry = (low < added).astype(jnp.uint32)
             high = high + _high_word(index, stride) + carry

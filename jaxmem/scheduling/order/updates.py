@@ -66,6 +66,7 @@ def in_order(closed, aliases: Mapping[int, int], given: InputSpreads | None = No
             values.evaluate_before(i + 1)
             for k in sorted(update.eqns):
                 values.evaluate(k)
+            # the backward pass goes on from behind the barrier, when the update is done
             held = [*update.outs, tie]
             through = barrier([values.env[v] for v in held])
             values.env.update(zip(held, through, strict=True))
@@ -80,6 +81,7 @@ def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
     update_of = lambda o, v: _update(graph, v, o in aliases, made_by)
     parts = (update_of(o, v) for o, v in enumerate(graph.outvars))
     found = [update for update in parts if update is not None]
+    # a parameter and its moments start from one gradient: they are one update
     root = list(range(len(found)))
     first: dict[Any, int] = {}  # of a gradient, the place of who starts from it
 

@@ -109,6 +109,7 @@ def _in_parts(plan: PlanData) -> Iterator[Line]:
         (heads, "in blocks of the vocabulary"),
         (others, "in tiles"),
     ):
+        # regions run one after the other: what they save is not saved together
         size = max((row.bytes for row in rows), default=0)
         if not rows:
             continue

@@ -129,6 +129,7 @@ def _plans(
         if plan is None:
             continue
         makers = {graph.maker[v] for v in plan.made} | set(plan.moved)
+        # an equation is done in one loop, and no other has its rows
         if moved.isdisjoint(makers) and used.isdisjoint(plan.moved):
             found[k] = plan
             moved.update(plan.moved)
@@ -141,6 +142,7 @@ def _cores(graph: JaxprGraph) -> dict[int, list[int]]:
     cores: dict[int, list[int]] = defaultdict(list)
     for i, eqn in enumerate(graph.eqns):
         number = _NUMBERED.search(_compat.name_stack(eqn))
+        # these choose between platforms, which has been done by writing the branch out
         if number and eqn.primitive.name not in ("cond", "platform_index"):
             cores[int(number[1])].append(i)
     return cores
@@ -155,6 +157,7 @@ def _plan(
     moved = search.up_to([v for v in search.axis if v in own])
     needed = search.needed(moved)
     pairs = {v: search.place(v, own, moved) for v in needed}
+    # all that leaves the loop is written row by row over a buffer that is free
     if None in pairs.values() or not search.pays(moved, needed):
         return None
     made, read = search.operands(moved)
