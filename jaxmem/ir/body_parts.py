@@ -60,6 +60,7 @@ class BodyParts:
     def given_to(self, atoms: Iterable[Any]) -> list[Any]:
         """The variables of which a part that reads these has to be given the values."""
         read = (v for v in atoms if is_var(v) and v not in self.constant)
+        # constants of the trace are at hand in every part
         return [v for v in dict.fromkeys(read) if v not in self.graph.constants]
 
     def made(self, i: int) -> list[Any]:

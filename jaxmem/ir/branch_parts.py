@@ -54,6 +54,7 @@ def taken_apart(
         return run
 
     found, known = [], [dict(zip(g.arguments, operands, strict=True)) for g in graphs]
+    # first, in one `cond`, what only whole branches can make: the parts read it
     if avals:
         found = _bound(eqn, index, operands, list(map(whole, graphs)))
     for j, one in enumerate(branches):

@@ -90,6 +90,7 @@ def together(closed: ClosedJaxpr) -> Any:
     given = closed
     for kind in _KINDS:
         closed = put_together(closed, kind)
+    # a loop inside that was taken apart may be there twice, for carries and stacks
     closed = loops_once(closed)
     graph = JaxprGraph(closed)
     instead = {}

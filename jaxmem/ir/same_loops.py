@@ -79,6 +79,7 @@ def _numbered(eqn: JaxprEqn, numbers: dict[Hashable, int]) -> list[int]:
         *(("row", _atom(v)) for v in xs),
     ]
     known = dict(zip(body.arguments, map(number, keys), strict=True))
+    # constants of a trace are the same only as objects
     known |= {v: number(("closed over", id(x))) for v, x in body.constants.items()}
     read = lambda v: known[v] if is_var(v) else number(("literal", _atom(v)))
     for one in body.eqns:

@@ -36,6 +36,7 @@ def taken_apart(
     parts = BodyParts.of(graph, rows, {*graph.constants, *own[0], *own[2]})
     rest = [k for k in range(len(init), len(graph.outvars)) if k not in wanted]
 
+    # one scan makes the carries, the other stacks, and what parts need of each layer
     def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
         values = Values(graph, graph.inputs([*consts, *carry, *x]))
         ends = [values.read(v) for v in graph.outvars[: len(init)]]
@@ -106,6 +107,7 @@ class Scans:
 
     def belongs(self, group: JoinedGroup, i: int) -> bool:
         eqn = group.graph.eqns[i]
+        # in a scan that the user wrote a part is done only if nobody else reads it
         if is_part(eqn):
             return not group.has_whole or group.alone_reads(i)
         shared = any(is_var(v) and v in group.read for v in [*eqn.invars, *eqn.outvars])

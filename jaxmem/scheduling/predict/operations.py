@@ -282,6 +282,7 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
         first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
     else:
         return
+    # an array that is the first state twice can be written over once
     taken = set()
     for last, v in zip(eqn.outvars, map(fusion.resolve, first), strict=False):
         if v is not None and v not in taken:

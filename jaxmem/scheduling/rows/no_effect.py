@@ -47,6 +47,7 @@ def _made(graph: JaxprGraph, v, known: Callable) -> Known:
         return _cast(eqn, known(eqn.invars[0]))
     if primitives.of(eqn).same:
         return known(eqn.invars[eqn.outvars.index(v)])
+    # an input in another shape is no longer an input as it is
     if primitives.of(eqn).rearranges:
         return ZERO if known(eqn.invars[0]) is ZERO else None
     return _arithmetic(eqn, [known(x) for x in eqn.invars])
@@ -67,6 +68,7 @@ def _arithmetic(eqn, given: Sequence[Known]) -> Known:
     if name == "sub":
         return given[0] if given[1] is ZERO else None
     if name == "select_n":
+        # whichever is chosen has to be the same, since the predicate is not known
         first, *others = given[1:]
         return first if all(x is first for x in others) else None
     return ZERO if _is_zero(eqn, given) else None
@@ -98,6 +100,7 @@ def _limits(name: str) -> Callable[[Any, Known], bool]:
             return True
         if is_var(atom):
             return False
+        # the larger of zero and what is not above it is zero
         return bool(atom.val <= 0 if name == "max" else atom.val >= 0)
 
     return leaves_zero
