@@ -11,6 +11,7 @@ from typing import Any
 PACKAGES = (
     "jaxmem",
     "jaxmem.accumulate",
+    "jaxmem.advising",
     "jaxmem.auditing",
     "jaxmem.checking",
     "jaxmem.demo",

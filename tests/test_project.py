@@ -74,6 +74,19 @@ def test_ci_runs_the_oldest_and_the_newest_jax():
     assert f"Python :: {min(rows)[0]}" in " ".join(PROJECT["classifiers"])
 
 
+def test_pyright_reads_what_is_installed():
+    """CI, the hook before a commit and the guide leave it to `pyproject.toml`."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    packages = tools["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert tools["pyright"]["include"] == packages
+    assert "pyright" in map(str.strip, (ROOT / ".ci" / "run").read_text().splitlines())
+    hooks = _load(ROOT / ".pre-commit-config.yaml")["repos"][0]["hooks"]
+    assert {h["id"]: h["entry"] for h in hooks}["pyright"] == "pyright"
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    words = "`pyright` reads what is installed, `{}` and `{}`".format(*packages)
+    assert words in guide
+
+
 SCRIPTS = "run slow build interpreters environment smoke.py".split()
 
 

@@ -41,12 +41,31 @@ def test_planning_loads_no_jax():
     assert not _new_modules("jaxmem.planning") & {"jax", "jaxlib", "flax"}
 
 
+# Users have no need of these.
+INNER = {"chips", "cli", "cost", "faults", "frameworks", "ir", "pages"}
+
+
 def test_subpackages_are_all_there():
     found = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
-    # users have no need of these
-    inner = {"_checks", "_compat", "chips", "cli", "faults", "frameworks", "ir"}
-    inner |= {"cost", "pages"}
-    assert found == set(jaxmem._SUBPACKAGES) | inner
+    assert found == {*jaxmem._SUBPACKAGES, *INNER, "_checks", "_compat"}
+
+
+def _listed_after(words: str, text: str) -> set[str]:
+    """The names in backticks that follow in the same clause."""
+    clause = re.match(r"(?:[\s,]|and\b|`\w+`)+", text.partition(words)[2])
+    assert clause is not None, words
+    return set(re.findall(r"`(\w+)`", clause[0]))
+
+
+def test_the_policy_names_every_subpackage():
+    policy = (ROOT / "docs" / "policy.md").read_text()
+    public = _listed_after("`jaxmem` and of its subpackages", policy)
+    assert public == set(jaxmem._SUBPACKAGES)
+    assert _listed_after("`__all__`, the subpackages", policy) == INNER
+
+
+def test_the_documentation_is_asked_for_every_subpackage():
+    assert {f"jaxmem.{part}" for part in jaxmem._SUBPACKAGES} <= {*exported.PACKAGES}
 
 
 @pytest.mark.parametrize("name", jaxmem.__all__)

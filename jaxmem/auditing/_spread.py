@@ -125,24 +125,28 @@ class ModuleSpreads:
         return DeviceSpread(_refined(self.alike, *shards), where)
 
     def _instruction(self, made: Instruction, known: dict[str, Value]) -> Value:
-        kind = made.opcode
         operands = [self._operand(name, known) for name in made.operands]
-        base = kind.removesuffix("-start")
-        if kind == "tuple":
-            return operands
-        if kind == "get-tuple-element":
-            return _element(operands[0], made.element)
-        if kind in _SAME or kind == "copy-start" or kind.endswith(("-done", "-update")):
+        if _hands_on(made.opcode):
             return operands[0] if operands else None
-        if kind == "partition-id":
-            own = numbers_of_devices(self.devices)
-            return DeviceSpread(own.labels, exact=own)
-        if kind == "while":
-            return self._loop(made, operands[0])
-        if kind == "conditional":
-            return self._conditional(made, operands)
-        if kind in ("call", "fusion", "async-start") and made.called:
-            return self._computation(made.called[0], operands)
+        match made.opcode:
+            case "tuple":
+                return operands
+            case "get-tuple-element":
+                return _element(operands[0], made.element)
+            case "partition-id":
+                own = numbers_of_devices(self.devices)
+                return DeviceSpread(own.labels, exact=own)
+            case "while":
+                return self._loop(made, operands[0])
+            case "conditional":
+                return self._conditional(made, operands)
+            case "call" | "fusion" | "async-start" if made.called:
+                return self._computation(made.called[0], operands)
+        return self._operation(made, operands)
+
+    def _operation(self, made: Instruction, operands: Sequence[Value]) -> Value:
+        """What is sent, or computed; None where nothing is known of what is sent."""
+        base = made.opcode.removesuffix("-start")
         if base == "collective-permute":
             moved = [self._permuted(made, one) for one in operands]
             return moved if len(moved) > 1 else moved[0]
@@ -318,6 +322,12 @@ def _moved(labels: Labels, sources: tuple[tuple[int, int], ...]) -> Labels:
 
 def _is_alike(labels: Labels) -> bool:
     return len(set(labels)) == 1
+
+
+def _hands_on(kind: str) -> bool:
+    """Whether an operation gives what it takes."""
+    ends = kind.endswith(("-done", "-update"))
+    return kind in _SAME or kind == "copy-start" or ends
 
 
 def _may_send(made: Instruction, operands: Sequence[Value]) -> bool:

@@ -9,6 +9,7 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import Atom
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class BodyParts:
     constant: frozenset[Any]
 
     @classmethod
-    def of(cls, graph: JaxprGraph, wanted: Iterable[Any], given: set[Any]):
+    def of(
+        cls, graph: JaxprGraph, wanted: Iterable[Any], given: set[Any]
+    ) -> "BodyParts":
         """The parts that make `wanted`; `given`: what they have without the body."""
         wanted = [v for v in wanted if is_var(v)]
         cone = sorted(graph.cone(wanted))
@@ -42,9 +45,12 @@ class BodyParts:
                 {v for v in vs if is_var(v)} for vs in (eqn.invars, eqn.outvars)
             )
             plain = {v for v in outs if is_plain(v)}
+            # the body itself does what may be done once, what gives a key of random
+            # numbers, and what reads something that only the body has
             if _compat.has_side_effects(eqn) or plain < outs or not ins <= known:
                 needed += (v for v in eqn.outvars if v in plain & read)
             elif ins <= constant:
+                # to make it where it is read takes less than to hand it over
                 constant |= outs
             else:
                 eqns.append(i)
@@ -54,6 +60,7 @@ class BodyParts:
     def given_to(self, atoms: Iterable[Any]) -> list[Any]:
         """The variables of which a part that reads these has to be given the values."""
         read = (v for v in atoms if is_var(v) and v not in self.constant)
+        # constants of the trace are at hand in every part
         return [v for v in dict.fromkeys(read) if v not in self.graph.constants]
 
     def made(self, i: int) -> list[Any]:
@@ -67,7 +74,7 @@ class BodyParts:
         return [values.read(v) for v in atoms]
 
 
-def is_plain(v) -> bool:
+def is_plain(v: Atom) -> bool:
     """Whether an array can be handed on from a body; keys of random numbers cannot."""
     return not jax.dtypes.issubdtype(v.aval.dtype, jax.dtypes.extended)
 

@@ -19,14 +19,17 @@ from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import JaxprEqn, Var
 
 
-def can_be_taken_apart(eqn) -> bool:
+def can_be_taken_apart(eqn: JaxprEqn) -> bool:
     """Whether it is a choice by a value, and not by the platform."""
     return not eqn.params.get("branches_platforms")
 
 
-def taken_apart(eqn, bodies, args: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+def taken_apart(
+    eqn: JaxprEqn, bodies: Sequence[Any], args: Sequence[Any], wanted: Sequence[int]
+) -> list[Any]:
     """What a `cond` gives, the outputs at the positions `wanted` by parts.
 
     `bodies`: its branches, or others that do the same.
@@ -43,12 +46,15 @@ def taken_apart(eqn, bodies, args: Sequence[Any], wanted: Sequence[int]) -> list
     def whole(graph: JaxprGraph) -> Run:
         def run(xs: list) -> list:
             values = Values(graph, graph.inputs(xs))
+            # branches of a `cond` give the same: what only another one makes is empty
+            # here
             own = [values.read(v) if v in graph.maker else empty(v) for v in needed]
             return [*(values.read(graph.outvars[k]) for k in rest), *own]
 
         return run
 
     found, known = [], [dict(zip(g.arguments, operands, strict=True)) for g in graphs]
+    # first, in one `cond`, what only whole branches can make: the parts read it
     if avals:
         found = _bound(eqn, index, operands, list(map(whole, graphs)))
     for j, one in enumerate(branches):
@@ -62,15 +68,18 @@ def taken_apart(eqn, bodies, args: Sequence[Any], wanted: Sequence[int]) -> list
     return [every[k] for k in range(len(eqn.outvars))]
 
 
-def _add_parts(eqn, index, j: int, parts: BodyParts, known: dict[Any, Any]) -> None:
+def _add_parts(
+    eqn: JaxprEqn, index: jax.Array, j: int, parts: BodyParts, known: dict[Any, Any]
+) -> None:
     """The values that the parts of branch `j` make."""
     for i in parts.eqns:
         one, outs = parts.graph.eqns[i], parts.made(i)
         given = parts.given_to(one.invars)
 
-        def run(xs: list, given=given, outs=outs) -> list:
+        def run(xs: list, given: list[Any] = given, outs: list[Any] = outs) -> list:
             return parts.run(dict(zip(given, xs, strict=True)), outs)
 
+        # where another branch is taken nobody reads what this part gives
         runs: list[Run] = [lambda _, outs=outs: list(map(empty, outs))]
         runs = [run if k == j else runs[0] for k in range(_count(eqn))]
         arrays = [known[v] for v in given]
@@ -78,12 +87,22 @@ def _add_parts(eqn, index, j: int, parts: BodyParts, known: dict[Any, Any]) -> N
         known.update(zip(outs, made, strict=True))
 
 
-def _chosen(branches: Sequence[BodyParts], outs, given) -> list[Run]:
+def _chosen(
+    branches: Sequence[BodyParts],
+    outs: Sequence[Sequence[Any]],
+    given: Sequence[Sequence[Any]],
+) -> list[Run]:
     """The outputs of each branch, of what its parts have made."""
     runs, start = [], 0
     for one, atoms, own in zip(branches, outs, given, strict=True):
 
-        def run(xs: list, one=one, atoms=atoms, own=own, start=start) -> list:
+        def run(
+            xs: list,
+            one: BodyParts = one,
+            atoms: Sequence[Any] = atoms,
+            own: Sequence[Any] = own,
+            start: int = start,
+        ) -> list:
             here = xs[start : start + len(own)]
             return one.run(dict(zip(own, here, strict=True)), atoms)
 
@@ -92,20 +111,23 @@ def _chosen(branches: Sequence[BodyParts], outs, given) -> list[Run]:
     return runs
 
 
-def _count(eqn) -> int:
+def _count(eqn: JaxprEqn) -> int:
     return len(jaxprs.bodies(eqn))
 
 
-def empty(v):
+def empty(v: Var) -> Any:
     """An array of the type of a variable, which nobody reads."""
     return _compat.typed_as(lax.empty(v.aval.shape, v.aval.dtype), v.aval)
 
 
-def _bound(eqn, index, arrays: Sequence[Any], runs: Sequence[Run]) -> list[Any]:
+def _bound(
+    eqn: JaxprEqn, index: jax.Array, arrays: Sequence[Any], runs: Sequence[Run]
+) -> list[Any]:
     """A `cond` like that of `eqn` with other branches, of these arrays."""
     avals = list(map(jax.typeof, arrays))
     made = [jax.make_jaxpr(lambda *xs, r=r: r(list(xs)))(*avals) for r in runs]
     branches = tuple(map(_compat.without_dead_code, made))
+    # its other parameters stay as they were
     params = eqn.params | {"branches": branches}
     outs = eqn.primitive.bind(index, *arrays, **eqn.primitive.get_bind_params(params))
     return as_one(branches, outs)
@@ -125,19 +147,19 @@ def as_one(branches: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
 class Branches:
     """`cond`s by one predicate."""
 
-    def key(self, eqn) -> Any:
+    def key(self, eqn: JaxprEqn) -> Any:
         if not primitives.is_branch(eqn) or _compat.has_side_effects(eqn):
             return None
         known = is_var(eqn.invars[0]) and can_be_taken_apart(eqn)
         return (eqn.invars[0], _count(eqn)) if known else None
 
-    def reads(self, eqn) -> Reads:
+    def reads(self, eqn: JaxprEqn) -> Reads:
         return ((v, None) for v in eqn.invars)
 
-    def makes(self, eqn) -> Reads:
+    def makes(self, eqn: JaxprEqn) -> Reads:
         return ((v, None) for v in eqn.outvars)
 
-    def is_part(self, eqn) -> bool:
+    def is_part(self, eqn: JaxprEqn) -> bool:
         return is_part(eqn)
 
     def belongs(self, group: JoinedGroup, i: int) -> bool:
@@ -176,6 +198,7 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
             env.update(zip(eqn.outvars, outs, strict=True))
         return [env[v] for v in wanted]
 
+    # under the scopes of one that the user wrote, where there is one
     lead = ([e for e in eqns if not is_part(e)] or eqns)[-1]
     index, arrays = values.read(lead.invars[0]), [values.read(v) for v in given]
     runs = [partial(branch, j) for j in range(_count(lead))]

@@ -16,9 +16,10 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, layer_axis, primitives
 from jaxmem.ir.layer_axis import Axis, Batched, Treatment, narrow, operand_axes
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import JaxprEqn
 
 
-def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
+def treatment(eqn: JaxprEqn, axes: Sequence[Axis]) -> Treatment:
     """`layer_axis.treatment`, of a `cond` too."""
     if not primitives.is_branch(eqn):
         return layer_axis.treatment(eqn, axes)
@@ -35,7 +36,9 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     return Batched((None, *ins), tuple(a for a in outs if a is not None))
 
 
-def of_layers(eqn, args: Sequence[Any], treated: Batched, size: int = 1) -> list[Any]:
+def of_layers(
+    eqn: JaxprEqn, args: Sequence[Any], treated: Batched, size: int = 1
+) -> list[Any]:
     """Outputs of `eqn` on operands cut to `size` layers, where `treated` says."""
     if not primitives.is_branch(eqn):
         return _compat.bind(eqn, list(args), narrow(eqn, treated.outs, size))
@@ -96,7 +99,7 @@ class _Branch:
                     return f"in a branch, {primitives.quoted(eqn)}: {why}"
         return ""
 
-    def _through(self, i: int, eqn) -> str:
+    def _through(self, i: int, eqn: JaxprEqn) -> str:
         axes = [self.axis.get(v) if is_var(v) else None for v in eqn.invars]
         if any(axis is not None for axis in axes):
             treated = treatment(eqn, axes)
@@ -112,7 +115,7 @@ class _Branch:
         self.axis.update(zip(eqn.outvars, treated.outs, strict=True))
         return self.want(eqn.invars, treated.ins)
 
-    def _cut(self, eqn) -> Treatment | None:
+    def _cut(self, eqn: JaxprEqn) -> Treatment | None:
         """How to make a layer of what was made of no layers; None if nobody asks."""
         wanted = [self.wanted[v] for v in eqn.outvars if v in self.wanted]
         if not wanted:
@@ -122,18 +125,18 @@ class _Branch:
             "its output is not of layers" if ins is None else Batched(ins, (*wanted,))
         )
 
-    def run(self, size: int, *args) -> list[Any]:
+    def run(self, size: int, *args: Any) -> list[Any]:
         """The branch of `size` layers."""
         position = {id(eqn): i for i, eqn in enumerate(self.jaxpr.eqns)}
 
-        def rule(eqn, values):
+        def rule(eqn: JaxprEqn, values: list[Any]) -> list[Any] | None:
             treated = self.treated.get(position[id(eqn)])
             return None if treated is None else of_layers(eqn, values, treated, size)
 
         return jaxprs.evaluate(self.body, args, rule)
 
 
-def _branches(eqn, ins: list[Axis], outs: list[Axis]) -> list[_Branch] | str:
+def _branches(eqn: JaxprEqn, ins: list[Axis], outs: list[Axis]) -> list[_Branch] | str:
     """The branches, which agree on the axes of operands and outputs; or why not."""
     branches = [_Branch(body) for body in jaxprs.bodies(eqn)]
     before: Any = None

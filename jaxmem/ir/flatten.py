@@ -9,14 +9,15 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import barrier, is_var
+from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
 
 
-def flatten(closed):
+def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr with inner `jit`s, and remat round a whole loss, written out."""
     # A `jax.checkpoint` that is being differentiated is what its lowering makes of it:
     # the recomputation, behind a barrier.
 
-    def rule(eqn, args: list) -> list[Any] | None:
+    def rule(eqn: JaxprEqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
             return opened(eqn, args, rule)
         if primitives.is_scan(eqn) or primitives.is_branch(eqn):
@@ -32,7 +33,10 @@ def flatten(closed):
 
 
 def opened(
-    eqn, args: list, rule: Callable | None = None, apart: Set[Any] = frozenset()
+    eqn: JaxprEqn,
+    args: list,
+    rule: Callable | None = None,
+    apart: Set[Any] = frozenset(),
 ) -> list[Any]:
     """The outputs of a call whose equations are written out in its place."""
     # What the call says of shardings, its operands and results are constrained to.
@@ -45,7 +49,7 @@ def opened(
         pairs = zip(variables, named, strict=True)
         return [None if is_var(v) and v in apart else s for v, s in pairs]
 
-    def run(eqn, args: list) -> list[Any]:
+    def run(eqn: JaxprEqn, args: list) -> list[Any]:
         args = constrained(args, asked(eqn.invars, "in_shardings"))
         # else XLA would merge the recomputation with the forward pass
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
@@ -66,25 +70,25 @@ def constrained(values: Sequence[Any], shardings: Sequence[Any] | None) -> list[
     ]
 
 
-def _is_asked(sharding) -> bool:
+def _is_asked(sharding: Any) -> bool:
     """Whether a sharding is one, and not part of its array's type already."""
     return isinstance(sharding, jax.sharding.Sharding) and not is_explicit(sharding)
 
 
-def is_explicit(sharding) -> bool:
+def is_explicit(sharding: Any) -> bool:
     """Whether it is on a mesh whose axes are part of arrays' types."""
     kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
     return jax.sharding.AxisType.Explicit in kinds
 
 
-def is_plain_call(eqn) -> bool:
+def is_plain_call(eqn: JaxprEqn) -> bool:
     """Whether an equation is a call that can be written out in its place."""
     if primitives.of(eqn).kind is Kind.CALL:
         return True
     return primitives.is_jit(eqn) and why_closed(eqn) == ""
 
 
-def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
+def why_closed(eqn: JaxprEqn, apart: Set[Any] = frozenset()) -> str:
     """What a `jit` equation asks for that no constraint can say; or ""."""
     # `apart`: variables whose shardings are said elsewhere.
     layouts = (*eqn.params.get("in_layouts", ()), *eqn.params.get("out_layouts", ()))
@@ -102,19 +106,19 @@ def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
     return ""
 
 
-def _is_of_type(sharding, aval) -> bool:
+def _is_of_type(sharding: Any, aval: Any) -> bool:
     """Whether an array's type says the same; no constraint may say otherwise."""
     spec = [*sharding.spec, *[None] * (aval.ndim - len(sharding.spec))]
     return spec == list(aval.sharding.spec)
 
 
-def is_usual_memory(sharding) -> bool:
+def is_usual_memory(sharding: Any) -> bool:
     """Whether it means the memory that arrays are in if nobody asks for another."""
     kind = sharding.memory_kind
     return kind is None or kind == next(iter(sharding.device_set)).default_memory().kind
 
 
-def _hides_backward_scan(eqn) -> bool:
+def _hides_backward_scan(eqn: JaxprEqn) -> bool:
     if not primitives.is_remat(eqn):
         return False
     if not eqn.params["differentiated"]:

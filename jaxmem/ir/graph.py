@@ -11,12 +11,13 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_on_host, is_var
+from jaxmem.ir.types import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 
 class JaxprGraph:
     """A closed jaxpr with its makers and users, equations named by position."""
 
-    def __init__(self, closed):
+    def __init__(self, closed: Jaxpr) -> None:
         jaxpr, consts = jaxprs.split(closed)
         self.constants = dict(zip(jaxpr.constvars, consts, strict=True))
         self.eqns: Sequence[Any] = jaxpr.eqns
@@ -34,7 +35,7 @@ class JaxprGraph:
         """The values that are there before the first equation."""
         return self.constants | dict(zip(self.arguments, args, strict=True))
 
-    def is_given(self, v) -> bool:
+    def is_given(self, v: Var) -> bool:
         """Whether a variable is an input, or one that is held to a sharding."""
         while v in self.maker:
             eqn = self.eqns[self.maker[v]]
@@ -73,7 +74,7 @@ class Values:
     env: dict[Any, Any]
     done: set[int] = field(default_factory=set)
 
-    def read(self, atom):
+    def read(self, atom: Any) -> Any:
         """The value of a variable or literal."""
         if not is_var(atom):
             return atom.val
@@ -123,7 +124,9 @@ class Values:
         return [self.read(v) for v in self.graph.outvars]
 
 
-def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
+def done_otherwise(
+    closed: ClosedJaxpr, graph: JaxprGraph, instead: Mapping[int, Callable]
+) -> ClosedJaxpr:
     """The jaxpr of a graph, where `instead` of an equation gives its outputs."""
     # It is a function of the values, with all that comes before done.
 
@@ -139,7 +142,7 @@ def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
-def is_transposed(eqn) -> bool:
+def is_transposed(eqn: JaxprEqn) -> bool:
     """Whether the backward pass made an equation; its name scopes tell."""
     return "transpose(" in _compat.name_stack(eqn)
 
@@ -159,12 +162,12 @@ def late_of(graph: JaxprGraph) -> set[int]:
 Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
 
 
-def by_shape(closed, inputs: Iterable[int]) -> Aliases:
+def by_shape(closed: Jaxpr, inputs: Iterable[int]) -> Aliases:
     """Output -> input in whose memory it will be: the first of its kind, as in jit."""
     return _matched(closed, inputs, lambda v: (_shape(v), is_on_host(v)))
 
 
-def of_variables(closed, aliases: Aliases) -> dict[Any, Any]:
+def of_variables(closed: Jaxpr, aliases: Aliases) -> dict[Any, Any]:
     """Output variable -> the input variable in whose memory it will be."""
     # An output may be a literal, such as a number that the step leaves as it was: no
     # equation makes it, and it is no key of a table.
@@ -173,7 +176,7 @@ def of_variables(closed, aliases: Aliases) -> dict[Any, Any]:
     return {out: given for out, given in pairs if is_var(out)}
 
 
-def across_memories(closed, inputs: Iterable[int]) -> Aliases:
+def across_memories(closed: Jaxpr, inputs: Iterable[int]) -> Aliases:
     """Those outputs that jit on one device puts in an input of another memory."""
     # It compares memories only where `out_shardings` name them, and XLA's CPU backend
     # aborts the process where they differ.
@@ -182,11 +185,11 @@ def across_memories(closed, inputs: Iterable[int]) -> Aliases:
     return {o: i for o, i in found.items() if is_on_host(outs[o]) != is_on_host(ins[i])}
 
 
-def _shape(v) -> tuple[Any, Any]:
+def _shape(v: Atom) -> tuple[Any, Any]:
     return v.aval.shape, v.aval.dtype
 
 
-def _matched(closed, inputs: Iterable[int], kind: Callable) -> Aliases:
+def _matched(closed: Jaxpr, inputs: Iterable[int], kind: Callable) -> Aliases:
     jaxpr = jaxprs.split(closed)[0]
     free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
     for i in inputs:

@@ -20,6 +20,7 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.scans import is_on_host, is_var, scan_like, split, xs_of, ys_of
+from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
 
 # a pass of XLA:GPU; `xla_disable_hlo_passes` with its name leaves all to kernels
 COPIES = "fusion-dynamic-memcpy-rewriter"
@@ -50,33 +51,33 @@ def hiding() -> Hide:
     return lambda index: choose(index, zero)
 
 
-def with_hidden_indices(closed):
+def with_hidden_indices(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr, with the indices of the host's slices in its loops hidden."""
     if not AFFECTED or not any(map(_may_be_misread, jaxprs.walk(closed))):
         return closed
     return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, _rule()))
 
 
-def walks_back(eqn) -> bool:
+def walks_back(eqn: JaxprEqn) -> bool:
     """Whether a scan goes backwards through arrays in the host's memory."""
     if not primitives.is_scan(eqn) or not eqn.params["reverse"]:
         return False
     return any(is_var(v) and is_on_host(v) for v in (*xs_of(eqn), *ys_of(eqn)))
 
 
-def _is_slice(eqn) -> bool:
+def _is_slice(eqn: JaxprEqn) -> bool:
     at_index = primitives.is_update(eqn) or primitives.is_dynamic_slice(eqn)
     return at_index and is_on_host(eqn.invars[0])
 
 
-def _may_be_misread(eqn) -> bool:
+def _may_be_misread(eqn: JaxprEqn) -> bool:
     return walks_back(eqn) or _is_slice(eqn)
 
 
 def _rule(hide: Hide | None = None) -> Callable:
     """What is done to equations; `hide`: made outside of the loop that they are in."""
 
-    def rule(eqn, args: list) -> list[Any] | None:
+    def rule(eqn: JaxprEqn, args: list) -> list[Any] | None:
         if hide is not None and _is_slice(eqn):
             n = 2 if primitives.is_update(eqn) else 1  # operands before the indices
             pairs = zip(eqn.invars[n:], args[n:], strict=True)
@@ -100,14 +101,16 @@ def _rule(hide: Hide | None = None) -> Callable:
     return rule
 
 
-def _scan(eqn, args: list, hide: Hide) -> list[Any]:
+def _scan(eqn: JaxprEqn, args: list, hide: Hide) -> list[Any]:
     """The scan; one that goes backwards finds the host's rows by its own index."""
     consts, init, xs = split(eqn, args)
     back = walks_back(eqn)
     read = {k for k, v in enumerate(xs_of(eqn)) if back and is_var(v) and is_on_host(v)}
     written = [k for k, v in enumerate(ys_of(eqn)) if back and is_on_host(v)]
 
-    def step(carry, item):
+    def step(
+        carry: tuple[Any, Any, Any], item: dict[int, Any]
+    ) -> tuple[Any, dict[int, Any]]:
         j, inner, stacks = carry
         at = hide(j)
         row = lambda x: lax.dynamic_index_in_dim(x, at, 0, keepdims=False, **_INSIDE)
@@ -128,7 +131,7 @@ def _scan(eqn, args: list, hide: Hide) -> list[Any]:
     return [*ends, *(ys[k] for k in sorted(ys))]
 
 
-def _while(eqn, args: list, hide: Hide) -> list[Any]:
+def _while(eqn: JaxprEqn, args: list, hide: Hide) -> list[Any]:
     n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     known, consts, init = args[:n], args[n : n + m], args[n + m :]
     test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]

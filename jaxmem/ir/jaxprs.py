@@ -6,7 +6,7 @@ run an equation again with other bodies and everything else as it was.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ from jax.sharding import AxisType
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-
-# Primitives whose body has no constants of its own: they come in as arguments.
+from jaxmem.ir.types import Atom, ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 @dataclass(frozen=True)
@@ -29,17 +28,17 @@ class Traced:
     out_tree: Any
 
 
-def is_array(leaf) -> bool:
+def is_array(leaf: Any) -> bool:
     """Whether a leaf is traced; Python scalars, strings, functions stay as they are."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
-def trace(fn: Callable, *args, **kwargs) -> Traced:
+def trace(fn: Callable, *args: Any, **kwargs: Any) -> Traced:
     """The jaxpr of `fn` at these arguments, its non-array leaves held fixed."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
-    def flat(*arrays):
+    def flat(*arrays: Any) -> Any:
         full = list(leaves)
         for i, x in zip(dynamic, arrays, strict=True):
             full[i] = x
@@ -51,7 +50,7 @@ def trace(fn: Callable, *args, **kwargs) -> Traced:
     return Traced(jaxpr, arrays, jax.tree.structure(out))
 
 
-def is_var(atom) -> bool:
+def is_var(atom: Atom) -> bool:
     """Whether an operand is a variable, not a literal."""
     return not isinstance(atom, _compat.Literal)
 
@@ -64,16 +63,16 @@ def elements(shape: Sequence[Any]) -> int:
     return math.prod(d if isinstance(d, int) else SYMBOLIC for d in shape)
 
 
-def split(body) -> tuple[Any, Sequence[Any]]:
+def split(body: Jaxpr) -> tuple[Any, Sequence[Any]]:
     """(jaxpr, constants) of a closed or an open jaxpr."""
     return getattr(body, "jaxpr", body), getattr(body, "consts", ())
 
 
-def is_body(value) -> bool:
+def is_body(value: Any) -> bool:
     return isinstance(value, (_compat.Jaxpr, _compat.ClosedJaxpr))
 
 
-def bodies(eqn) -> list[Any]:
+def bodies(eqn: JaxprEqn) -> list[Any]:
     """The jaxprs among the parameters of an equation, in a fixed order."""
     found = []
     # by name: `rebind` exchanges them in the same order
@@ -83,9 +82,10 @@ def bodies(eqn) -> list[Any]:
     return found
 
 
-def called(eqn) -> Any:
+def called(eqn: JaxprEqn) -> Any:
     """The body of a call, whose inputs and outputs are those of the equation."""
     inside = bodies(eqn)
+    # bodies of these take slices, or the part of one device
     if len(inside) != 1 or primitives.is_loop(eqn) or primitives.is_shard_map(eqn):
         return None
     jaxpr = split(inside[0])[0]
@@ -93,7 +93,7 @@ def called(eqn) -> Any:
     return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
 
 
-def keeps_sharding(eqn) -> bool:
+def keeps_sharding(eqn: JaxprEqn) -> bool:
     """Whether an equation reshards an array to the sharding that it has."""
     # The functions of jax.random do so to what they take and give under a mesh without
     # explicit axes, if they are asked for a sharding.
@@ -103,12 +103,12 @@ def keeps_sharding(eqn) -> bool:
     return before == after or not (_is_explicit(before) or _is_explicit(after))
 
 
-def _is_explicit(sharding) -> bool:
+def _is_explicit(sharding: Any) -> bool:
     """Whether a type says how an array is spread."""
     return AxisType.Explicit in sharding.mesh.axis_types
 
 
-def walk(body) -> Iterator[Any]:
+def walk(body: Jaxpr) -> Iterator[Any]:
     """Every equation, those of nested bodies after the one that holds them."""
     for eqn in split(body)[0].eqns:
         yield eqn
@@ -116,7 +116,7 @@ def walk(body) -> Iterator[Any]:
             yield from walk(inner)
 
 
-def retrace(body, fn: Callable[[list], list]):
+def retrace(body: Jaxpr, fn: Callable[[list], list]) -> ClosedJaxpr:
     """A closed jaxpr of `fn`, at the argument types of `body`."""
     avals = [v.aval for v in split(body)[0].invars]
     # what the user's own function does with tracers has been seen when it was traced
@@ -124,12 +124,12 @@ def retrace(body, fn: Callable[[list], list]):
         return jax.make_jaxpr(lambda *args: fn(list(args)))(*avals)
 
 
-def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+def rebind(eqn: JaxprEqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
     """Outputs of `eqn` with its `bodies` exchanged for the closed jaxprs `new`."""
     fresh = iter(new)
     extra: list[Any] = []
 
-    def exchange(value):
+    def exchange(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return type(value)(map(exchange, value)) if has_body(value) else value
         if not is_body(value):
@@ -141,20 +141,23 @@ def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
         extra.extend(body.consts)
         return _compat.constants_first(body) if body.consts else body.jaxpr
 
+    # in the order of `bodies`
     params = {k: exchange(v) for k, v in sorted(eqn.params.items())}
     return _compat.bind(eqn, [*extra, *args], params)
 
 
-def has_body(values) -> bool:
+def has_body(values: Iterable[Any]) -> bool:
     return any(map(is_body, values))
 
 
-def evaluate(body, args: Sequence[Any], rule: Callable | None = None) -> list[Any]:
+def evaluate(
+    body: Jaxpr, args: Sequence[Any], rule: Callable | None = None
+) -> list[Any]:
     """Runs a closed jaxpr; `rule(eqn, args)` may answer for an equation, or None."""
     jaxpr, consts = split(body)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(atom):
+    def read(atom: Atom) -> Any:
         return atom.val if isinstance(atom, _compat.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
@@ -165,6 +168,6 @@ def evaluate(body, args: Sequence[Any], rule: Callable | None = None) -> list[An
     return [read(v) for v in jaxpr.outvars]
 
 
-def is_abstract(value) -> bool:
+def is_abstract(value: Any) -> bool:
     """Whether a value is not known now (it belongs to a trace around this one)."""
     return isinstance(value, jax.core.Tracer)

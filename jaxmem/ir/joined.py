@@ -10,6 +10,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
 
 Reads = Iterable[tuple[Any, Any]]  # (operand or result, how it is handed over)
 
@@ -17,19 +18,19 @@ Reads = Iterable[tuple[Any, Any]]  # (operand or result, how it is handed over)
 class JoinableKind(Protocol):
     """What has to be known of a primitive to put several equations of it together."""
 
-    def key(self, eqn) -> Any:
+    def key(self, eqn: JaxprEqn) -> Any:
         """What those have in common that can be joined; None for anything else."""
         ...
 
-    def reads(self, eqn) -> Reads:
+    def reads(self, eqn: JaxprEqn) -> Reads:
         """(operand, how it is read), as far as one equation can hand it to another."""
         ...
 
-    def makes(self, eqn) -> Reads:
+    def makes(self, eqn: JaxprEqn) -> Reads:
         """(result, how it is handed on)."""
         ...
 
-    def is_part(self, eqn) -> bool: ...
+    def is_part(self, eqn: JaxprEqn) -> bool: ...
 
     def belongs(self, group: "JoinedGroup", i: int) -> bool:
         """Whether an equation should be in a group, if it can."""
@@ -46,7 +47,7 @@ class JoinableKind(Protocol):
         ...
 
 
-def put_together(closed, kind: JoinableKind) -> Any:
+def put_together(closed: ClosedJaxpr, kind: JoinableKind) -> Any:
     """The jaxpr with its equations of a kind joined to those around them."""
     graph = JaxprGraph(closed)
     groups = [g for g in _groups(graph, kind) if len(g) > 1 and kind.pays(graph, g)]
@@ -84,6 +85,7 @@ def _groups(graph: JaxprGraph, kind: JoinableKind) -> Iterator[list[int]]:
     for i in reversed(range(len(graph.eqns))):
         key = kind.key(graph.eqns[i])
         same = [] if key is None else [g for g in found if g.key == key]
+        # first the group that alone reads it: nobody else waits for it then
         same.sort(key=lambda group: not group.alone_reads(i))
         own = next((g for g in same if kind.belongs(g, i) and g.takes(i)), None)
         if own is None and key is not None:
@@ -180,7 +182,7 @@ def read_elsewhere(graph: JaxprGraph, group: Sequence[int]) -> list[Any]:
     ]
 
 
-def done_once(closed) -> Any:
+def done_once(closed: ClosedJaxpr) -> Any:
     """The jaxpr with no operation done twice on the same values."""
     run = lambda args: jaxprs.evaluate(closed, args, OnlyOnce())
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
@@ -189,11 +191,11 @@ def done_once(closed) -> Any:
 class OnlyOnce:
     """A rule for `jaxprs.evaluate` that does no operation twice on the same values."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         # the values are kept too: an id is only theirs while they are there
         self._done: dict[Any, tuple[list[Any], list[Any]]] = {}
 
-    def __call__(self, eqn, args: list) -> list[Any]:
+    def __call__(self, eqn: JaxprEqn, args: list) -> list[Any]:
         key = self._key(eqn, args)
         if key is None:
             return _compat.bind(eqn, args)
@@ -201,20 +203,22 @@ class OnlyOnce:
             self._done[key] = args, _compat.bind(eqn, args)
         return self._done[key][1]
 
-    def _key(self, eqn, args: list) -> Any:
+    def _key(self, eqn: JaxprEqn, args: list) -> Any:
         """None for an operation that may not be left out, or cannot be compared."""
         if _compat.has_side_effects(eqn):
             return None
         given = (_identity(v, x) for v, x in zip(eqn.invars, args, strict=True))
         key = eqn.primitive, tuple(sorted(eqn.params.items())), tuple(given)
         try:
+            # a parameter may be an array, which nothing can be compared with
             hash(key)
         except TypeError:
             return None
         return key
 
 
-def _identity(atom, value) -> Any:
+def _identity(atom: Any, value: Any) -> Any:
     if is_var(atom):
         return id(value)
+    # a literal is another object in each equation
     return atom.aval.dtype, atom.aval.weak_type, np.asarray(value).item()

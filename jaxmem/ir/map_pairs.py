@@ -6,7 +6,7 @@ What then is of the backward pass, or needs what comes from outside between the 
 the second `shard_map` again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.map_operations import mapped_axes
 from jaxmem.ir.map_parts import MAPS, as_rank, like_map, normal_spec, typed_like
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.types import JaxprEqn, Var
 
 Shards = tuple[Any, PartitionSpec]  # a variable of a body, and how it is handed over
 
@@ -51,8 +52,9 @@ class MapPair:
         first, second = self.forward, self.backward
         count = len(first.invars)
 
-        def body(*shards):
+        def body(*shards: Any) -> tuple[Any, ...]:
             inner = jaxprs.bodies(first)[0]
+            # each under its own scopes, by which the passes tell the backward pass
             made = _compat.in_context_of(first, jaxprs.evaluate, inner, shards[:count])
             rest = iter(shards[count:])
             inner = jaxprs.bodies(second)[0]
@@ -98,6 +100,7 @@ def map_pairs(graph: JaxprGraph) -> Iterator[MapPair]:
         for i in dict.fromkeys(graph.maker[v] for v in read):
             pair = None if i in taken else _pair(graph, i, j)
             if pair is not None:
+                # another backward map that reads it stays as it is
                 taken.add(i)
                 yield pair
                 break
@@ -131,6 +134,7 @@ class MapHalves:
     @cached_property
     def late(self) -> set[int]:
         """The equations of the second map."""
+        # what comes from outside between the two maps is there for the second alone
         own = self.graph.arguments[len(self.pair.forward.invars) :]
         late, made = late_of(self.graph), set(own)
         for i, eqn in enumerate(self.graph.eqns):
@@ -138,6 +142,7 @@ class MapHalves:
             if i in late or again or any(v in made for v in _variables(eqn.invars)):
                 late.add(i)
                 made.update(eqn.outvars)
+        # but what the first one returns is made in it, whatever its scopes say
         return late - self.graph.cone(_variables(self._outs(first=True)))
 
     def _outs(self, first: bool) -> list[Any]:
@@ -161,7 +166,7 @@ class MapHalves:
     def _lifted(self) -> list[PartitionSpec]:
         return [self._spec(v) for v in self.left]
 
-    def _spec(self, v) -> PartitionSpec:
+    def _spec(self, v: Var) -> PartitionSpec:
         """Over all axes that it differs along: as JAX hands a residual on."""
         eqn = self.pair.forward
         names = mapped_axes(eqn)
@@ -196,14 +201,18 @@ class MapHalves:
         return self._run(self.pair.backward, given, [*args, *left], wanted)
 
     def _run(
-        self, eqn, given: list[Shards], arrays: Sequence[Any], wanted: list[Shards]
+        self,
+        eqn: JaxprEqn,
+        given: list[Shards],
+        arrays: Sequence[Any],
+        wanted: list[Shards],
     ) -> list[Any]:
         """`wanted` in a `shard_map`, of those of the arrays given that it reads."""
         read = self._read({v for v, _ in given}, [v for v, _ in wanted])
         pairs = zip(given, arrays, strict=True)
         taken = [(v, spec, x) for (v, spec), x in pairs if v in read]
 
-        def body(*shards):
+        def body(*shards: Any) -> tuple[Any, ...]:
             known = zip(taken, shards, strict=True)
             env = {v: as_rank(x, v.aval.ndim) for (v, _, _), x in known}
             values = Values(self.graph, env)
@@ -228,7 +237,7 @@ class MapHalves:
         return seen & known
 
 
-def _variables(atoms) -> list[Any]:
+def _variables(atoms: Iterable[Any]) -> list[Any]:
     return [v for v in atoms if is_var(v)]
 
 
@@ -240,7 +249,7 @@ class DoneInHalves:
     given: list[Any] = field(default_factory=list)
     left: list[Any] = field(default_factory=list)
 
-    def __call__(self, eqn, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
         pair = self.halves.pair
         if eqn is pair.forward:
             self.given = list(args)

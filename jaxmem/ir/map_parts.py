@@ -15,16 +15,18 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.body_parts import Run
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.map_operations import is_of_number, mapped_axes, operations_of
 from jaxmem.ir.part_marks import is_part
+from jaxmem.ir.types import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 NAME = "shard_map"
 
 
-def can_be_taken_apart(eqn) -> bool:
+def can_be_taken_apart(eqn: JaxprEqn) -> bool:
     """Whether a `shard_map` holds operations that can be done apart from each other."""
     explicit = AxisType.Explicit in eqn.params["mesh"].axis_types
     inside = operations_of(eqn)
@@ -34,7 +36,7 @@ def can_be_taken_apart(eqn) -> bool:
     return several and not explicit and not _compat.has_side_effects(eqn)
 
 
-def taken_apart(eqn, closed, args: Sequence[Any]) -> list[Any]:
+def taken_apart(eqn: JaxprEqn, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
     """What a `shard_map` gives, of one for each of its operations.
 
     `closed`: its body, or one that does the same.
@@ -51,7 +53,7 @@ class _Parts:
     `known` has each variable's array, with the specification under which it is read.
     """
 
-    def __init__(self, eqn, body, args: Sequence[Any]):
+    def __init__(self, eqn: JaxprEqn, body: Jaxpr, args: Sequence[Any]) -> None:
         self.eqn, self.body = eqn, body
         self.read = {v for e in body.eqns for v in e.invars if is_var(v)}
         specs = map(normal_spec, eqn.params["in_specs"])
@@ -70,7 +72,7 @@ class _Parts:
                 (self.outs[k],) = self.mapped(list, [v], [self.specs[k]], [v])
         return self.outs
 
-    def do(self, run, invars: Sequence[Any], outvars: Sequence[Any]) -> None:
+    def do(self, run: Run, invars: Sequence[Any], outvars: Sequence[Any]) -> None:
         """One operation, with what it gives under each specification that is asked."""
         wanted: list[tuple[Any, PartitionSpec, int | None]] = [
             (v, self.lifted(v), None) for v in outvars if v in self.read
@@ -80,6 +82,7 @@ class _Parts:
                 wanted.append((v, self.specs[k], k))
         if not wanted:
             return
+        # one may be read inside and returned, or returned twice, in one specification
         different = list(dict.fromkeys((v, spec) for v, spec, _ in wanted))
         position = {v: k for k, v in enumerate(outvars)}
 
@@ -96,12 +99,18 @@ class _Parts:
             else:
                 self.outs[k] = found[v, spec]
 
-    def mapped(self, run, invars, out_specs, outvars) -> list[Any]:
+    def mapped(
+        self,
+        run: Run,
+        invars: Sequence[Any],
+        out_specs: Sequence[Any],
+        outvars: Sequence[Any],
+    ) -> list[Any]:
         """`run` of values in a `shard_map` like that of the equation."""
         given = list(dict.fromkeys(filter(is_var, invars)))
         known = [self.known[v] for v in given]
 
-        def body(*shards):
+        def body(*shards: Any) -> tuple[Any, ...]:
             pairs = zip(given, shards, strict=True)
             own = {v: as_rank(x, v.aval.ndim) for v, x in pairs}
             outs = run([own[v] if is_var(v) else v.val for v in invars])
@@ -115,7 +124,7 @@ class _Parts:
         one = like_map(self.eqn, body, [spec for _, spec in known], out_specs)
         return list(_compat.in_context_of(self.eqn, one, *(x for x, _ in known)))
 
-    def lifted(self, v) -> PartitionSpec:
+    def lifted(self, v: Var) -> PartitionSpec:
         """How a variable of the body is spread: over all axes that it differs along."""
         names = mapped_axes(self.eqn)
         if self.eqn.params["check_vma"]:
@@ -124,13 +133,14 @@ class _Parts:
         return normal_spec((order,))
 
 
-def as_rank(x, rank: int) -> Any:
+def as_rank(x: Any, rank: int) -> Any:
     """A number as an array of one element, or the reverse; any other array as it is."""
     return x if jnp.ndim(x) == rank else jnp.reshape(x, (1,) * rank)
 
 
-def normal_spec(spec) -> PartitionSpec:
+def normal_spec(spec: Iterable[Any]) -> PartitionSpec:
     """A specification in one way of writing it."""
+    # `P("x", None)` means what `P("x")` does, and is not equal to it
     parts = [p[0] if isinstance(p, tuple) and len(p) == 1 else p for p in spec]
     parts = [None if p == () else p for p in parts]
     while parts and parts[-1] is None:
@@ -144,18 +154,18 @@ def normal_spec(spec) -> PartitionSpec:
 class Maps:
     """`shard_map`s over the same axes of a mesh."""
 
-    def key(self, eqn) -> Any:
+    def key(self, eqn: JaxprEqn) -> Any:
         if eqn.primitive.name != NAME or _compat.has_side_effects(eqn):
             return None
         return eqn.params["mesh"], mapped_axes(eqn), eqn.params["check_vma"]
 
-    def reads(self, eqn) -> Reads:
+    def reads(self, eqn: JaxprEqn) -> Reads:
         return zip(eqn.invars, map(normal_spec, eqn.params["in_specs"]), strict=True)
 
-    def makes(self, eqn) -> Reads:
+    def makes(self, eqn: JaxprEqn) -> Reads:
         return zip(eqn.outvars, map(normal_spec, eqn.params["out_specs"]), strict=True)
 
-    def is_part(self, eqn) -> bool:
+    def is_part(self, eqn: JaxprEqn) -> bool:
         return len(operations_of(eqn)) < 2
 
     def belongs(self, group: JoinedGroup, i: int) -> bool:
@@ -179,7 +189,7 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
     given = _given(eqns)
     wanted = _wanted(values.graph, group)
 
-    def body(*shards):
+    def body(*shards: Any) -> tuple[Any, ...]:
         env: dict[Any, Any] = dict(zip(given, shards, strict=True))
         once = _OnlyOnce()
         for eqn in eqns:
@@ -205,12 +215,12 @@ class _OnlyOnce(OnlyOnce):
     So a predicate is one value for all `cond`s that read it.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         # by the id of what was made of it; that is kept, so that the id stays its own
         self._source: dict[int, tuple[Any, Any]] = {}
 
-    def __call__(self, eqn, args: list) -> list[Any]:
+    def __call__(self, eqn: JaxprEqn, args: list) -> list[Any]:
         if not is_of_number(eqn) or not is_var(eqn.invars[0]):
             return super().__call__(eqn, args)
         (x,) = args
@@ -238,19 +248,21 @@ def _wanted(graph: JaxprGraph, group: Sequence[int]) -> dict[Any, PartitionSpec]
     return {v: specs[v] for v in read_elsewhere(graph, group)}
 
 
-def _read(env: Mapping[Any, Any], v, spec: PartitionSpec) -> Any:
+def _read(env: Mapping[Any, Any], v: Any, spec: PartitionSpec) -> Any:
     if not is_var(v):
         return v.val
     return env[v, None] if (v, None) in env else env[v, spec]
 
 
-def typed_like(x, v) -> Any:
+def typed_like(x: Any, v: Var) -> Any:
     """A value typed to differ along the axes along which a variable does."""
     missing = v.aval.manual_axis_type.varying - _compat.varying_axes(x)
     return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
-def like_map(eqn, body: Callable, in_specs: Sequence, out_specs: Sequence) -> Callable:
+def like_map(
+    eqn: JaxprEqn, body: Callable, in_specs: Sequence, out_specs: Sequence
+) -> Callable:
     """A `shard_map` over the mesh and the axes of that of `eqn`."""
     return jax.shard_map(
         body,

@@ -15,6 +15,7 @@ from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.same_loops import loops_once
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import done_inside, inside_of
+from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
 
 _KINDS: tuple[JoinableKind, ...] = (
     map_parts.MAPS,
@@ -23,13 +24,13 @@ _KINDS: tuple[JoinableKind, ...] = (
 )
 
 
-def apart(closed, wanted: Collection[int]) -> Any:
+def apart(closed: ClosedJaxpr, wanted: Collection[int]) -> Any:
     """The jaxpr with what makes its outputs at the positions `wanted` taken apart."""
     graph = JaxprGraph(closed)
     return made_apart(closed, graph, [graph.outvars[k] for k in wanted])
 
 
-def made_apart(closed, graph: JaxprGraph, wanted: Iterable[Any]) -> Any:
+def made_apart(closed: ClosedJaxpr, graph: JaxprGraph, wanted: Iterable[Any]) -> Any:
     """The same of variables of the jaxpr's graph."""
     asked = _before_moves(graph, wanted)
     instead = {}
@@ -56,12 +57,13 @@ def _before_moves(graph: JaxprGraph, atoms: Iterable[Any]) -> set[Any]:
     return found
 
 
-def _separable(eqn) -> list[int]:
+def _separable(eqn: JaxprEqn) -> list[int]:
     """Positions of the results of an equation that parts of it can make."""
     if _compat.has_side_effects(eqn):
         return []
     plain = [k for k, v in enumerate(eqn.outvars) if is_plain(v)]
     if primitives.is_scan(eqn):
+        # a carry is made of all iterations before: no part of one makes it
         ends = _compat.scan_counts(eqn)[1]
         return [k for k in plain if k >= ends]
     if primitives.is_branch(eqn):
@@ -71,9 +73,10 @@ def _separable(eqn) -> list[int]:
     return []
 
 
-def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
+def _taken_apart(eqn: JaxprEqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
     if primitives.is_shard_map(eqn):
+        # its calls are written out first, so that parts are single operations
         body = inside_of(eqn, lambda closed: apart(flatten(closed), wanted))
         return map_parts.taken_apart(eqn, body, args)
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
@@ -82,11 +85,12 @@ def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
     return scan_parts.taken_apart(eqn, bodies[0], args, wanted)
 
 
-def together(closed) -> Any:
+def together(closed: ClosedJaxpr) -> Any:
     """The jaxpr with its parts, and those inside of its loops and branches, joined."""
     given = closed
     for kind in _KINDS:
         closed = put_together(closed, kind)
+    # a loop inside that was taken apart may be there twice, for carries and stacks
     closed = loops_once(closed)
     graph = JaxprGraph(closed)
     instead = {}
@@ -105,10 +109,10 @@ def together(closed) -> Any:
     return closed if closed is given else done_once(closed)
 
 
-def _with_shards(eqn, values: Values) -> list[Any]:
+def _with_shards(eqn: JaxprEqn, values: Values) -> list[Any]:
     return done_inside(eqn, [values.read(v) for v in eqn.invars], together)
 
 
-def _with_bodies(eqn, bodies: list[Any], values: Values) -> list[Any]:
+def _with_bodies(eqn: JaxprEqn, bodies: list[Any], values: Values) -> list[Any]:
     outs = jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], bodies)
     return branch_parts.as_one(bodies, outs) if primitives.is_branch(eqn) else outs

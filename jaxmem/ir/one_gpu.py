@@ -4,9 +4,11 @@ Each is the identity in its first operand, everywhere else too.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -31,7 +33,7 @@ def compiled_here() -> Iterator[None]:
         _compiled_here.reset(token)
 
 
-def row_major(x):
+def row_major(x: Any) -> Any:
     """The same array, whose last axis is contiguous.
 
     XLA gives a loop's buffer the order of axes in which the values come that are
@@ -42,7 +44,7 @@ def row_major(x):
     return _row_major.bind(x)
 
 
-def index_after(j, same_j, value):
+def index_after(j: Any, same_j: Any, value: Any) -> Any:
     """The index `j`, not before a scalar is there; `same_j` is it, computed otherwise.
 
     XLA reads what the body of a loop and an update both read once, and makes products
@@ -52,30 +54,31 @@ def index_after(j, same_j, value):
     return _index_after.bind(j, same_j, value)
 
 
-def late(j, same_j, *values):
+def late(j: jax.Array, same_j: jax.Array, *values: jax.Array) -> Any:
     """`j`, computed of the values; an optimization barrier cannot be evaluated."""
     some = sum((jnp.isnan(x).astype(j.dtype) for x in values), jnp.zeros_like(j))
     return lax.clamp(same_j, some, j)
 
 
-def _row_major_order(x):
+def _row_major_order(x: jax.Array) -> Any:
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
-def _primitive(name: str, on_one_gpu: Callable, exported: bool):
+def _primitive(name: str, on_one_gpu: Callable, exported: bool) -> _compat.Primitive:
     """The identity in the first operand; on one GPU the function."""
     # `exported`: whether it may be in a program that another version will compile
 
-    def lowered(ctx, *args):
+    def lowered(ctx: Any, *args: Any) -> Any:
         kept = exported or _compiled_here.get() or not _compat.is_for_export(ctx)
         if not kept or not _compat.is_on_one_device(ctx):
             return [args[0]]
         return mlir.lower_fun(on_one_gpu, multiple_results=False)(ctx, *args)
 
-    def batched(args, dims):
+    def batched(args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
         alone = all(d is None for d in dims[1:])
         return made.bind(*args) if alone else args[0], dims[0]
 
+    # a primitive, since only its lowering knows the platform and the devices
     made = _compat.Primitive(name)
     made.def_impl(lambda x, *_: x)
     made.def_abstract_eval(lambda x, *_: x)

@@ -13,26 +13,27 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.map_operations import operations_of
+from jaxmem.ir.types import JaxprEqn
 
 _SCOPE = "jaxmem_part"
 
 
-def marked(eqn, fn: Callable, *args):
+def marked(eqn: JaxprEqn, fn: Callable, *args: Any) -> Any:
     """`fn(*args)` as a part that does what `eqn` does, under its line and scopes."""
 
-    def run(*args):
+    def run(*args: Any) -> Any:
         with jax.named_scope(_SCOPE):
             return fn(*args)
 
     return _compat.in_context_of(eqn, run, *args)
 
 
-def is_part(eqn) -> bool:
+def is_part(eqn: JaxprEqn) -> bool:
     named = primitives.is_scan(eqn) or primitives.is_branch(eqn)
     return named and _SCOPE in _compat.name_stack(eqn)
 
 
-def innermost_operations(eqn) -> Iterator[Any]:
+def innermost_operations(eqn: JaxprEqn) -> Iterator[Any]:
     """The operations in a part, a `shard_map` or a call; else the equation itself."""
     # XLA writes calls out: jax 0.12 has the exponential of exact gelu's derivative in a
     # `custom_jvp_call`
@@ -44,7 +45,7 @@ def innermost_operations(eqn) -> Iterator[Any]:
         yield from [one] if one is eqn else innermost_operations(one)
 
 
-def scopes_of(eqn) -> str:
+def scopes_of(eqn: JaxprEqn) -> str:
     """The name scopes (module path) of an equation, as the user named them."""
     scopes = _compat.name_stack(eqn).split("/")
     return "/".join(scope for scope in scopes if scope != _SCOPE)

@@ -10,10 +10,11 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import Axis, resized
 from jaxmem.ir.random_parts import bits_of_part
+from jaxmem.ir.types import JaxprEqn
 
 
 def on_part(
-    eqn,
+    eqn: JaxprEqn,
     args: Sequence[Any],
     ins: Sequence[Axis],
     outs: Sequence[Axis],
@@ -35,6 +36,7 @@ def on_part(
     first = lambda axis, dtype: _along(
         start(whole(axis)).astype(dtype), axis, eqn.outvars[0].aval.ndim
     )
+    # bits depend on an element's place in the whole array
     if name == "random_bits" and outs[0] is not None and ins[0] is None:
         axis = outs[0]
         how = axis, length(whole(axis)), first(axis, jnp.uint32)
@@ -45,7 +47,7 @@ def on_part(
     return new
 
 
-def _along(x, axis: int | None, rank: int):
+def _along(x: Any, axis: int | None, rank: int) -> Any:
     """A number as it is; an array of them along an axis of an array of this rank."""
     others = [d for d in range(rank) if d != axis]
     return lax.expand_dims(x, others) if x.ndim else x

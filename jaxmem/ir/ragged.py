@@ -5,13 +5,14 @@ of the rows for each group in which those of other groups are zero.
 """
 
 from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.types import JaxprEqn
 
 
-def is_ragged(eqn) -> bool:
+def is_ragged(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "ragged_dot_general"
 
 
-def ragged_flops(eqn) -> float:
+def ragged_flops(eqn: JaxprEqn) -> float:
     """Multiplications and additions, if every row is in one group."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (_, summed), (_, batched) = numbers.dot_dimension_numbers
@@ -21,7 +22,7 @@ def ragged_flops(eqn) -> float:
     return 2.0 * elements(lhs) * elements(list(free))
 
 
-def copied_rows(eqn) -> tuple[int, ...]:
+def copied_rows(eqn: JaxprEqn) -> tuple[int, ...]:
     """Which operands a GPU has a copy of for each group."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (first, _), (batched, _) = numbers.dot_dimension_numbers
@@ -32,6 +33,6 @@ def copied_rows(eqn) -> tuple[int, ...]:
     return (0, 1) if rows in first else (0,)
 
 
-def groups(eqn) -> int:
+def groups(eqn: JaxprEqn) -> int:
     """How many there are."""
     return eqn.invars[2].aval.shape[-1]

@@ -16,12 +16,13 @@ import numpy as np
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem.ir.types import JaxprEqn
 
 _WORD = 32
 _LOW = 0xFFFF  # half of a word
 
 
-def bits_of_part(eqn, key, axis: int, size: int, start) -> Any:
+def bits_of_part(eqn: JaxprEqn, key: Any, axis: int, size: int, start: Any) -> Any:
     """What a `random_bits` gives along `axis` from `start` on, `size` places.
 
     Args:
@@ -44,14 +45,14 @@ def bits_of_part(eqn, key, axis: int, size: int, start) -> Any:
     return _compat.typed_as(_as_bits(high, low, out.dtype), out)
 
 
-def _as_bits(high, low, dtype):
+def _as_bits(high: jax.Array, low: jax.Array, dtype: Any) -> jax.Array:
     if dtype.itemsize * 8 <= _WORD:
         return (high ^ low).astype(dtype)
     return (high.astype(dtype) << np.array(_WORD, dtype)) | low.astype(dtype)
 
 
 def places(
-    shape: Sequence[int], whole: Sequence[int], axis: int, start
+    shape: Sequence[int], whole: Sequence[int], axis: int, start: Any
 ) -> tuple[Any, Any]:
     """The high and the low word of each element's place in a whole array.
 
@@ -67,6 +68,7 @@ def places(
         index = index + start if d == axis else index
         added = index * np.uint32(stride % 2**_WORD)
         low = low + added
+        # else the high word is zero everywhere
         if math.prod(whole) > 2**_WORD:
             carry = (low < added).astype(jnp.uint32)
             high = high + _high_word(index, stride) + carry
@@ -78,7 +80,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
-def _high_word(x, factor: int):
+def _high_word(x: jax.Array, factor: int) -> Any:
     """The bits from the 32nd on of a product of a word and a number of 64 bits."""
     left, right = x >> 16, x & _LOW
     one, two = factor & _LOW, factor >> 16 & _LOW

@@ -91,7 +91,7 @@ def by_rows(
 
     hide = hiding() if _is_on_host((carried, read)) else lambda i: i
 
-    def body(i, carried):
+    def body(i: Any, carried: PyTree) -> PyTree:
         # The last chunk has all rows, too, those of the one before among them: for
         # fewer, TPU may lay the whole array out anew.
         first = hide(i) * chunks.rows
@@ -110,7 +110,15 @@ def _is_on_host(arrays: PyTree) -> bool:
     return jax.memory.Space.Host in spaces
 
 
-def _chunk(fn, read, axis: int, start, first, rows: int, carried):
+def _chunk(
+    fn: Callable[..., PyTree],
+    read: PyTree,
+    axis: int,
+    start: Any,
+    first: Any,
+    rows: int,
+    carried: PyTree,
+) -> PyTree:
     """What is carried after `rows` rows of each part, from `start` on.
 
     Those before `first` stay as they are; None: all are new.

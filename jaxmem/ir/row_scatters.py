@@ -6,6 +6,7 @@ dtype gives a cast of one. `RowSums` finds them behind the variables of a graph,
 `Scatters.rows` computes ids and rows without the array that they would be added into.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.types import JaxprEqn, Var
 from jaxmem.ir.unique_rows import concatenated, in_table, unique_rows
 
 
@@ -50,7 +52,9 @@ class Scatters:
                 made[one] = one._added(values, made)
         return made[self]
 
-    def _added(self, values: Values, made) -> tuple[Any, Any]:
+    def _added(
+        self, values: Values, made: Mapping["Scatters", tuple[Any, Any]]
+    ) -> tuple[Any, Any]:
         """`rows`, of which those of the sums within have been made."""
         count = self.shape[0]
         parts = [_part(values, i, count) for i in self.scatters]
@@ -78,7 +82,7 @@ class RowSums:
     slots: dict[Any, int] = field(default_factory=dict)
     whys: dict[Any, str] = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         zeros: set[Any] = set()
         for eqn in self.graph.eqns:
             for v in eqn.outvars:
@@ -88,19 +92,19 @@ class RowSums:
                 else:
                     self._tell(eqn, v)
 
-    def why(self, v) -> str:
+    def why(self, v: Var) -> str:
         """What makes a variable that is no such sum; empty if it is one."""
         if not v.aval.ndim:
             return "it has no rows"
         return self._why(v)
 
-    def _why(self, atom) -> str:
+    def _why(self, atom: Any) -> str:
         if is_var(atom):
             known = "" if atom in self.slots else "a part of it is given"
             return self.whys.get(atom, known)
         return "a part of it is given" if np.any(np.asarray(atom.val)) else ""
 
-    def _tell(self, eqn, v) -> None:
+    def _tell(self, eqn: JaxprEqn, v: Var) -> None:
         """Notes of what is not zero whether an equation adds rows up."""
         read = _summed(eqn, v)
         if isinstance(read, str):
@@ -111,12 +115,12 @@ class RowSums:
             own = _own_slots(eqn)
             self.slots[v] = own + sum(self.slots[w] for w in read if is_var(w))
 
-    def scatters(self, v) -> Scatters:
+    def scatters(self, v: Var) -> Scatters:
         """What is added up to a variable of which there is no `why`."""
         made: dict[Any, Scatters] = {}
         sums: dict[Any, tuple[list[int], list[Any]]] = {}
 
-        def missing(w) -> list[Any]:
+        def missing(w: Var) -> list[Any]:
             sums[w] = sums[w] if w in sums else self._taken_apart(w)
             return [inner for inner in sums[w][1] if inner not in made]
 
@@ -126,13 +130,14 @@ class RowSums:
             made[w] = Scatters(v.aval.shape, w.aval.dtype, tuple(sorted(found)), within)
         return made[v]
 
-    def _taken_apart(self, v) -> tuple[list[int], list[Any]]:
+    def _taken_apart(self, v: Var) -> tuple[list[int], list[Any]]:
         """The scatter-adds of a sum in one dtype, and the sums whose casts it adds."""
         found: list[int] = []
         casts: list[Any] = []
         todo = [v]
         while todo:
             w = todo.pop()
+            # zeros, written out or as a literal, add nothing
             if not is_var(w) or not self.slots[w]:
                 continue
             i = self.graph.maker[w]
@@ -146,7 +151,7 @@ class RowSums:
         return found, casts
 
 
-def _summed(eqn, v) -> list[Any] | str:
+def _summed(eqn: JaxprEqn, v: Var) -> list[Any] | str:
     """The operands whose sum, beside rows, an equation makes; or why it makes none."""
     if primitives.is_scatter_add(eqn):
         if not _adds_rows(eqn):
@@ -161,14 +166,14 @@ def _summed(eqn, v) -> list[Any] | str:
     return f"{primitives.quoted(eqn)} makes a part of it"
 
 
-def _own_slots(eqn) -> int:
+def _own_slots(eqn: JaxprEqn) -> int:
     """How many rows an equation adds."""
     if not primitives.is_scatter_add(eqn):
         return 0
     return jaxprs.elements(eqn.invars[1].aval.shape)
 
 
-def _is_zero(eqn, v, zeros: set[Any]) -> bool:
+def _is_zero(eqn: JaxprEqn, v: Var, zeros: set[Any]) -> bool:
     """Whether every element of an output is known to be zero."""
     known = primitives.of(eqn)
     if not (known.same or known.rearranges):
@@ -182,6 +187,7 @@ def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
     eqn = values.graph.eqns[i]
     ids, rows = (values.read(v) for v in eqn.invars[1:])
     ids = jnp.asarray(ids)[..., 0]
+    # in other modes an id outside of the table adds to no row
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         ids = jnp.clip(ids, 0, count - 1)
     wide = ids.dtype.itemsize > 4 or ids.dtype == jnp.uint32
@@ -190,7 +196,7 @@ def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
     return ids.astype(jnp.int32), rows
 
 
-def _adds_rows(eqn) -> bool:
+def _adds_rows(eqn: JaxprEqn) -> bool:
     """Whether each id names a whole row to which a row is added."""
     table, ids, rows = (v.aval for v in eqn.invars)
     numbers = eqn.params["dimension_numbers"]

@@ -15,9 +15,10 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import is_var, split
+from jaxmem.ir.types import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
-def loops_once(closed) -> Any:
+def loops_once(closed: ClosedJaxpr) -> Any:
     """The jaxpr without scans of which another has all results, and more."""
     graph = JaxprGraph(closed)
     instead = {}
@@ -43,7 +44,7 @@ def _pairs(graph: JaxprGraph) -> Iterator[tuple[int, int]]:
         yield from ((i, j) for i in found for j in found if outs(i) < outs(j))
 
 
-def _turns(eqn) -> Hashable:
+def _turns(eqn: JaxprEqn) -> Hashable:
     how = (eqn.params[k] for k in ("length", "reverse", "unroll"))
     return (*how, *map(_atom, split(eqn, eqn.invars)[1]))
 
@@ -51,6 +52,7 @@ def _turns(eqn) -> Hashable:
 def _found_in(graph: JaxprGraph, i: int, j: int) -> list[Any] | None:
     """The results of loop j that are those of loop i; None where one is missing."""
     one, other = graph.eqns[i], graph.eqns[j]
+    # what waits for a loop cannot be read in its place
     if i in graph.cone(filter(is_var, other.invars)):
         return None
     counts = [_compat.scan_counts(eqn)[1] for eqn in (one, other)]
@@ -66,7 +68,7 @@ def _found_in(graph: JaxprGraph, i: int, j: int) -> list[Any] | None:
     return [*other.outvars[:ends], *(rows[n] for n in ours[ends:])]
 
 
-def _numbered(eqn, numbers: dict[Hashable, int]) -> list[int]:
+def _numbered(eqn: JaxprEqn, numbers: dict[Hashable, int]) -> list[int]:
     """Of each result of a scan's body a number: the same for the same computation."""
     body = JaxprGraph(eqn.params["jaxpr"])
     consts, carries, xs = split(eqn, eqn.invars)
@@ -77,6 +79,7 @@ def _numbered(eqn, numbers: dict[Hashable, int]) -> list[int]:
         *(("row", _atom(v)) for v in xs),
     ]
     known = dict(zip(body.arguments, map(number, keys), strict=True))
+    # constants of a trace are the same only as objects
     known |= {v: number(("closed over", id(x))) for v, x in body.constants.items()}
     read = lambda v: known[v] if is_var(v) else number(("literal", _atom(v)))
     for one in body.eqns:
@@ -86,8 +89,9 @@ def _numbered(eqn, numbers: dict[Hashable, int]) -> list[int]:
     return list(map(read, body.outvars))
 
 
-def _params(eqn) -> Hashable:
+def _params(eqn: JaxprEqn) -> Hashable:
     """What tells two equations of a primitive apart, operands excepted."""
+    # a number of its own: it is like no other
     if _compat.has_side_effects(eqn):
         return id(eqn)
     if any(map(_holds_constants, jaxprs.bodies(eqn))):  # their text leaves these out
@@ -101,12 +105,12 @@ def _params(eqn) -> Hashable:
     return found
 
 
-def _holds_constants(body) -> bool:
+def _holds_constants(body: Jaxpr) -> bool:
     inner = (one for eqn in jaxprs.walk(body) for one in jaxprs.bodies(eqn))
     return any(jaxprs.split(one)[1] for one in (body, *inner))
 
 
-def _atom(atom) -> Hashable:
+def _atom(atom: Any) -> Hashable:
     if is_var(atom):
         return atom
     value = np.asarray(atom.val)

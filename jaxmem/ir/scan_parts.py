@@ -5,7 +5,7 @@ few products. A pass that decides for each operation whether it is done a second
 sees a scan as one operation. In parts, each reads and makes stacks of all iterations.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,12 @@ from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var, scan_like, split
+from jaxmem.ir.types import Jaxpr, JaxprEqn
 
 
-def taken_apart(eqn, body, args: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+def taken_apart(
+    eqn: JaxprEqn, body: Jaxpr, args: Sequence[Any], wanted: Sequence[int]
+) -> list[Any]:
     """What a scan gives, the stacks at the positions `wanted` by parts.
 
     `body`: that of the scan, or one that does the same.
@@ -29,10 +32,12 @@ def taken_apart(eqn, body, args: Sequence[Any], wanted: Sequence[int]) -> list[A
     consts, init, xs = split(eqn, args)
     own = split(eqn, graph.arguments)
     rows = [v for k, v in enumerate(graph.outvars) if k in wanted]
+    # without the carries: for a part there is no iteration before
     parts = BodyParts.of(graph, rows, {*graph.constants, *own[0], *own[2]})
     rest = [k for k in range(len(init), len(graph.outvars)) if k not in wanted]
 
-    def step(carry, x):
+    # one scan makes the carries, the other stacks, and what parts need of each layer
+    def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
         values = Values(graph, graph.inputs([*consts, *carry, *x]))
         ends = [values.read(v) for v in graph.outvars[: len(init)]]
         ys = [values.read(graph.outvars[k]) for k in rest]
@@ -53,13 +58,21 @@ def taken_apart(eqn, body, args: Sequence[Any], wanted: Sequence[int]) -> list[A
     return [*ends, *(found[k] for k in range(len(init), len(graph.outvars)))]
 
 
-def _part(eqn, one, parts: BodyParts, atoms, outs, whole, stacks) -> list[Any]:
+def _part(
+    eqn: JaxprEqn,
+    one: JaxprEqn,
+    parts: BodyParts,
+    atoms: Sequence[Any],
+    outs: Sequence[Any],
+    whole: Mapping[Any, Any],
+    stacks: Mapping[Any, Any],
+) -> list[Any]:
     """Stacks of `outs`, which are made of `atoms`, in a scan like that of `eqn`."""
     given = parts.given_to(atoms)
     same = {v: whole[v] for v in given if v in whole}
     sliced = [v for v in given if v not in whole]
 
-    def step(_, x):
+    def step(_: tuple[()], x: Sequence[Any]) -> tuple[Any, Any]:
         return (), parts.run(same | dict(zip(sliced, x, strict=True)), outs)
 
     length, reverse, unroll = (eqn.params[k] for k in ("length", "reverse", "unroll"))
@@ -75,25 +88,26 @@ _WHOLE, _ROW, _END = "whole", "row", "end"
 class Scans:
     """Scans of one length and direction, which hand each other rows."""
 
-    def key(self, eqn) -> Any:
+    def key(self, eqn: JaxprEqn) -> Any:
         if not primitives.is_scan(eqn) or _compat.has_side_effects(eqn):
             return None
         return tuple(eqn.params[k] for k in ("length", "reverse", "unroll"))
 
-    def reads(self, eqn) -> Reads:
+    def reads(self, eqn: JaxprEqn) -> Reads:
         consts, carry, xs = split(eqn, eqn.invars)
         yield from ((v, _WHOLE) for v in [*consts, *carry])
         yield from ((v, _ROW) for v in xs)
 
-    def makes(self, eqn) -> Reads:
+    def makes(self, eqn: JaxprEqn) -> Reads:
         ends = _compat.scan_counts(eqn)[1]
         yield from ((v, _END if k < ends else _ROW) for k, v in enumerate(eqn.outvars))
 
-    def is_part(self, eqn) -> bool:
+    def is_part(self, eqn: JaxprEqn) -> bool:
         return is_part(eqn)
 
     def belongs(self, group: JoinedGroup, i: int) -> bool:
         eqn = group.graph.eqns[i]
+        # in a scan that the user wrote a part is done only if nobody else reads it
         if is_part(eqn):
             return not group.has_whole or group.alone_reads(i)
         shared = any(is_var(v) and v in group.read for v in [*eqn.invars, *eqn.outvars])
@@ -121,7 +135,7 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
     init = [[values.read(v) for v in carry] for _, carry, _ in own]
     sliced = dict.fromkeys(v for _, _, xs in own for v in xs if v not in rows)
 
-    def step(carries, x):
+    def step(carries: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
         env, once, ends = dict(zip(sliced, x, strict=True)), OnlyOnce(), []
         for eqn, consts, carry, (_, _, xs) in zip(
             eqns, whole, carries, own, strict=True

@@ -1,6 +1,6 @@
 """Small questions about variables and `scan` equations, and a scan like another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,25 +13,26 @@ from jaxmem._bits import packed_nbytes
 from jaxmem.ir import primitives
 from jaxmem.ir.jaxprs import elements, evaluate
 from jaxmem.ir.jaxprs import is_var as is_var
+from jaxmem.ir.types import Atom, JaxprEqn
 
 # Bytes from which a barrier or a write is worth what it costs: an L4 moves half of them
 # in a launch, an H100 five times as many.
 LARGE = 2**20
 
 
-def size_of(v) -> int:
+def size_of(v: Atom) -> int:
     """Bytes of a variable in the memory of the device."""
     return 0 if is_on_host(v) else elements(v.aval.shape) * v.aval.dtype.itemsize
 
 
-def is_on_host(v) -> bool:
+def is_on_host(v: Atom) -> bool:
     return getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
 
 
 _MASK = 1024  # elements from which a mask is kept in bits
 
 
-def is_mask(v) -> bool:
+def is_mask(v: Atom) -> bool:
     """Whether a variable is kept with eight elements to the byte."""
     shape = v.aval.shape
     if not all(isinstance(d, int) for d in shape):
@@ -39,19 +40,19 @@ def is_mask(v) -> bool:
     return v.aval.dtype == bool and elements(shape) >= _MASK
 
 
-def kept_size(v) -> int:
+def kept_size(v: Atom) -> int:
     """Bytes of a variable as it is kept from the forward to the backward pass."""
     return packed_nbytes(v.aval.shape) if is_mask(v) else size_of(v)
 
 
-def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:
+def split(eqn: JaxprEqn, values: Sequence[Any]) -> tuple[list, list, list]:
     """(constants, carry, xs) among what goes into a scan."""
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
     return list(values[:n_consts]), list(values[n_consts:end]), list(values[end:])
 
 
-def carried_aliases(eqn) -> dict[int, int]:
+def carried_aliases(eqn: JaxprEqn) -> dict[int, int]:
     """Output of a loop's body -> the input whose place it takes in the next one."""
     if primitives.is_while(eqn):
         consts = eqn.params["body_nconsts"]
@@ -60,17 +61,17 @@ def carried_aliases(eqn) -> dict[int, int]:
     return {k: consts + k for k in range(carries)}
 
 
-def iterations(eqn) -> int:
+def iterations(eqn: JaxprEqn) -> int:
     """How often a body of an equation runs, as far as the jaxpr says it."""
     return eqn.params["length"] if primitives.is_scan(eqn) else 1
 
 
-def xs_of(eqn) -> list[Any]:
+def xs_of(eqn: JaxprEqn) -> list[Any]:
     """The arrays of which a scan reads a slice in each iteration."""
     return split(eqn, eqn.invars)[2]
 
 
-def ys_of(eqn) -> list[Any]:
+def ys_of(eqn: JaxprEqn) -> list[Any]:
     """The arrays that a scan stacks."""
     return list(eqn.outvars[_compat.scan_counts(eqn)[1] :])
 
@@ -78,13 +79,13 @@ def ys_of(eqn) -> list[Any]:
 _AHEAD = "rows of layers to come"
 
 
-def ahead(stack):
+def ahead(stack: Any) -> Any:
     """A stack of which a scan's body reads only rows that the scan has yet to reach."""
     # So they may be read in a buffer into which it writes the others.
     return checkpoint_name(stack, _AHEAD)
 
 
-def is_ahead(eqn) -> bool:
+def is_ahead(eqn: JaxprEqn) -> bool:
     """Whether an equation is that of `ahead`."""
     return primitives.is_named(eqn) and eqn.params["name"] == _AHEAD
 
@@ -101,13 +102,15 @@ def barrier(values: Sequence[Any]) -> list[Any]:
     return [found[i] for i in range(len(values))]
 
 
-def run_body(eqn, consts: Sequence, carry: Sequence, xs: Sequence) -> tuple[list, list]:
+def run_body(
+    eqn: JaxprEqn, consts: Sequence, carry: Sequence, xs: Sequence
+) -> tuple[list, list]:
     """(carry, rows of stacks) of one iteration of a scan as it is."""
     outs = evaluate(eqn.params["jaxpr"], [*consts, *carry, *xs])
     return outs[: len(carry)], outs[len(carry) :]
 
 
-def scan_like(eqn, step, init, xs):
+def scan_like(eqn: JaxprEqn, step: Callable, init: Any, xs: Any) -> Any:
     """A scan of the length, direction and name of that of `eqn`."""
     length, reverse, unroll = (eqn.params[k] for k in ("length", "reverse", "unroll"))
     scan = partial(lax.scan, length=length, reverse=reverse, unroll=unroll)

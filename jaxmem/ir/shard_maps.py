@@ -14,11 +14,12 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import of_variables
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
 
 T = TypeVar("T")
 
 
-def inside_of(eqn, look: Callable[[Any], T]) -> T:
+def inside_of(eqn: JaxprEqn, look: Callable[[Any], T]) -> T:
     """`look(body)` of a `shard_map` equation, its body a closed jaxpr."""
     body = jaxprs.bodies(eqn)[0]
     found: list[T] = []
@@ -34,7 +35,9 @@ def inside_of(eqn, look: Callable[[Any], T]) -> T:
     return found[0]
 
 
-def done_inside(eqn, args: Sequence[Any], rewritten: Callable[[Any], Any]) -> list[Any]:
+def done_inside(
+    eqn: JaxprEqn, args: Sequence[Any], rewritten: Callable[[Any], Any]
+) -> list[Any]:
     """What a `shard_map` gives with the body `rewritten(body)`, both closed jaxprs."""
 
     def shards(args: list) -> list[Any]:
@@ -44,13 +47,15 @@ def done_inside(eqn, args: Sequence[Any], rewritten: Callable[[Any], Any]) -> li
     return _compat.shard_map_again(eqn, shards, args)
 
 
-def whole_step(closed):
+def whole_step(closed: ClosedJaxpr) -> JaxprEqn | None:
     """The `shard_map` that is all of a step; None where there are other equations."""
     eqns = jaxprs.split(closed)[0].eqns
     return eqns[0] if len(eqns) == 1 and primitives.is_shard_map(eqns[0]) else None
 
 
-def aliases_inside(closed, eqn, aliases: Mapping[int, int]) -> dict[int, int]:
+def aliases_inside(
+    closed: ClosedJaxpr, eqn: JaxprEqn, aliases: Mapping[int, int]
+) -> dict[int, int]:
     """The aliases of a jaxpr's outputs and inputs, as positions of its `shard_map`."""
     outs = {v: k for k, v in enumerate(eqn.outvars)}
     ins = {v: k for k, v in enumerate(eqn.invars) if is_var(v)}

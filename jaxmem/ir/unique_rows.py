@@ -6,6 +6,7 @@ reads give zero there, writes are dropped, and the ids are still unique and sort
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32, Num
@@ -36,18 +37,21 @@ def unique_rows(
       `count` on, and their sums are zero.
     """
     slots = ids.shape[0]
+    # the slots that stay empty have ids behind the table, in int32 as well
     if count + slots >= 2**31:
         raise wrong_value("table: rows", count, "with the ids fewer than 2**31")
     if slots == 0:
         return ids, rows
     ids, inside = in_table(ids, count)
     rows = jnp.where(spread(inside, rows), rows, jnp.zeros((), rows.dtype))
+    # equal ids are neighbours then, and share a slot
     order = jnp.argsort(ids)
     ranked = ids[order]
     new = jnp.concatenate([jnp.ones(1, bool), ranked[1:] != ranked[:-1]])
     slot = jnp.cumsum(new, dtype=jnp.int32) - 1
     sums = jnp.zeros_like(rows).at[slot].add(rows[order], indices_are_sorted=True)
     behind = jnp.arange(count, count + slots, dtype=ids.dtype)
+    # no id is above what `behind` has there; where none comes, that stays
     return behind.at[slot].min(ranked, indices_are_sorted=True), sums
 
 
@@ -71,7 +75,7 @@ def put_rows(x: Array, ids: Int32[Array, " k"], rows: Array) -> Array:
 
 
 def concatenated(
-    parts: Sequence[tuple[Array, Array]], shape: Sequence[int], dtype
+    parts: Sequence[tuple[Array, Array]], shape: Sequence[int], dtype: Any
 ) -> tuple[Int32[Array, " k"], Num[Array, " k *row"]]:
     """One list of ids [k] and rows [k, ...] of several of any leading shape."""
     row = tuple(shape[1:])

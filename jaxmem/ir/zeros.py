@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from jaxmem.ir import primitives
+from jaxmem.ir.types import JaxprEqn
 
 
-def gives_zeros(eqn, zeros: Sequence[bool]) -> bool:
+def gives_zeros(eqn: JaxprEqn, zeros: Sequence[bool]) -> bool:
     """Whether results are zero where these operands are known to be."""
     known = primitives.of(eqn)
     if known.bilinear:

@@ -191,58 +191,74 @@ def _ancestors(jaxpr, wanted: Iterable) -> set:
 
 def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[Any]:
     """Runs a closed jaxpr with its marks resolved."""
-    jaxpr, consts = _jaxpr.split(body)
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-    made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    done = set()
-    # of marks whose partners are made first: those, None for what has to come later
-    pending: dict[Any, list[Any]] = {}
+    return _Evaluation(body, args, tell).outputs()
 
-    def read(atom):
-        return env[atom] if _is_var(atom) else atom.val
 
-    def partners_of(out) -> list[Any]:
-        if out not in pending:
-            pending[out] = []
-            partners, _ = _readers(jaxpr, out)
-            waits = lambda v: not pending.keys().isdisjoint(_ancestors(jaxpr, [v]))
-            pending[out] = [None if waits(v) else v for v in partners]
-        return pending[out]
+class _Evaluation:
+    """A closed jaxpr on its way, the partners of a mark made before the mark."""
 
-    def resolved(eqn, mark: AutoSave, x):
-        # what is made of an output not there yet has a tangent if x has one
-        partners = pending.pop(eqn.outvars[0])
-        known = [x if v is None else read(v) for v in partners]
-        op = _asking(mark, _compat.caller_line(eqn), tell)
-        return _compat.in_context_of(eqn, op, x, *known)
+    def __init__(
+        self, body, args: Sequence[Any], tell: Callable[[SaveChoice], None]
+    ) -> None:
+        self.jaxpr, consts = _jaxpr.split(body)
+        self.tell = tell
+        ins = [*self.jaxpr.constvars, *self.jaxpr.invars]
+        self.env = dict(zip(ins, [*consts, *args], strict=True))
+        self.made_by = {out: eqn for eqn in self.jaxpr.eqns for out in eqn.outvars}
+        # of marks whose partners are made first: those, None for what comes later
+        self.pending: dict[Any, list[Any]] = {}
 
-    def missing(eqn) -> list[Any]:
-        if id(eqn) in done:
-            return []
-        before = [v for v in eqn.invars if _is_var(v) and v not in env]
+    def outputs(self) -> list[Any]:
+        done = set()
+        missing = lambda eqn: [] if id(eqn) in done else self._missing(eqn)
+        for eqn in self.jaxpr.eqns:
+            for one in operands_first(eqn, missing):
+                if id(one) not in done:
+                    done.add(id(one))
+                    self._apply(one)
+        return [self._read(v) for v in self.jaxpr.outvars]
+
+    def _read(self, atom) -> Any:
+        return self.env[atom] if _is_var(atom) else atom.val
+
+    def _missing(self, eqn) -> list[Any]:
+        """The equations to do before this one."""
+        before = [v for v in eqn.invars if _is_var(v) and v not in self.env]
         if not before and _mark(eqn) is not None:
-            partners = filter(None, partners_of(eqn.outvars[0]))
-            before = [v for v in partners if v not in env]  # made after the mark
-        return [made_by[v] for v in before]
+            partners = filter(None, self._partners(eqn.outvars[0]))
+            before = [v for v in partners if v not in self.env]  # made after the mark
+        return [self.made_by[v] for v in before]
 
-    def apply(eqn):
-        values = [read(v) for v in eqn.invars]
+    def _partners(self, out) -> list[Any]:
+        """What the output of a mark is multiplied with; None for what waits for it."""
+        if out not in self.pending:
+            self.pending[out] = []
+            partners, _ = _readers(self.jaxpr, out)
+            self.pending[out] = [None if self._waits(v) else v for v in partners]
+        return self.pending[out]
+
+    def _waits(self, v) -> bool:
+        return not self.pending.keys().isdisjoint(_ancestors(self.jaxpr, [v]))
+
+    def _apply(self, eqn) -> None:
+        values = [self._read(v) for v in eqn.invars]
+        bodies = _jaxpr.bodies(eqn)
         mark = _mark(eqn)
         if mark is not None:
-            outs = [resolved(eqn, mark, values[0])]
-        elif any(is_marked(inner) for inner in _jaxpr.bodies(eqn)):
-            inner = [functools.partial(_run, b, tell=tell) for b in _jaxpr.bodies(eqn)]
+            outs = [self._resolved(eqn, mark, values[0])]
+        elif any(map(is_marked, bodies)):
+            inner = [functools.partial(_run, body, tell=self.tell) for body in bodies]
             outs = with_bodies(eqn, values, inner)
         else:
             outs = _compat.bind(eqn, values)
-        env.update(zip(eqn.outvars, outs, strict=True))
+        self.env.update(zip(eqn.outvars, outs, strict=True))
 
-    for eqn in jaxpr.eqns:
-        for one in operands_first(eqn, missing):
-            if id(one) not in done:
-                done.add(id(one))
-                apply(one)
-    return [read(v) for v in jaxpr.outvars]
+    def _resolved(self, eqn, mark: AutoSave, x) -> Any:
+        # what is made of an output not there yet has a tangent if x has one
+        partners = self.pending.pop(eqn.outvars[0])
+        known = [x if v is None else self._read(v) for v in partners]
+        op = _asking(mark, _compat.caller_line(eqn), self.tell)
+        return _compat.in_context_of(eqn, op, x, *known)
 
 
 def _asking(

@@ -47,23 +47,37 @@ def plan_rewrites(
     graph: FlatGraph, patterns: Sequence[Pattern], absent=None
 ) -> RewritePlan:
     """Finds the patterns in a graph and its bodies."""
-    rewrites, gates = RewritePlan(graph), {}
+    rewrites = RewritePlan(graph)
     # (pattern, signature) where a pattern cannot be
     absent = set() if absent is None else absent
-    looks = signatures(graph)
-    claimed: set[Node] = set()
-    by_head: dict[str, list[Node]] = defaultdict(list)
-    for node in _candidates(graph):
-        by_head[head(node.outs[0])].append(node)
     for node in graph.nodes:
         if node.bodies and not _is_lean(node):
             rewrites.inner[node] = [
                 plan_rewrites(b, patterns, absent) for b in node.bodies
             ]
+    claimed: set[Node] = set()
     if patterns:
         for found in dequantized_products(graph):
             if not _is_lean(found.root):
                 _claim(rewrites, found, claimed)
+    _find_all(rewrites, patterns, claimed, absent)
+    # what is a part of a formula that was replaced, is not left
+    rewrites.refused = [
+        r for r in rewrites.refused if not claimed.intersection(r.covered)
+    ]
+    settle(rewrites)
+    return rewrites
+
+
+def _find_all(
+    rewrites: RewritePlan, patterns: Sequence[Pattern], claimed: set[Node], absent: set
+) -> None:
+    """Tries each pattern at each node that its formula may end in."""
+    looks = signatures(rewrites.graph)
+    by_head: dict[str, list[Node]] = defaultdict(list)
+    for node in _candidates(rewrites.graph):
+        by_head[head(node.outs[0])].append(node)
+    gates: dict = {}
     tries = ((p, root) for p in patterns for root in by_head[p.head])
     for pattern, root in tries:
         look = (pattern, looks[root])
@@ -72,12 +86,6 @@ def plan_rewrites(
         possible = _may_be(pattern.gate, root, looks[root], gates)
         if not (possible and _try(rewrites, pattern, root, claimed)):
             absent.add(look)
-    # what is a part of a formula that was replaced, is not left
-    rewrites.refused = [
-        r for r in rewrites.refused if not claimed.intersection(r.covered)
-    ]
-    settle(rewrites)
-    return rewrites
 
 
 def _candidates(graph: FlatGraph) -> list[Node]:

@@ -32,6 +32,7 @@ def abstract(arguments: Any) -> Any:
 
 def _aval(leaf):
     if isinstance(leaf, bool | int | float | complex):
+        # it has a weak type, as under `jit`
         return jax.eval_shape(lambda x: x, leaf)
     if jaxprs.is_abstract(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -41,8 +42,10 @@ def _aval(leaf):
 def positions(args, kwargs, places: Sequence) -> list[int]:
     """Which of the array leaves belong to these arguments."""
     found, count = [], 0
+    # `jax.tree` goes through a dictionary in the order of its keys
     for place, value in [*enumerate(args), *sorted(kwargs.items())]:
         leaves = [x for x in jax.tree.leaves(value) if jaxprs.is_array(x)]
+        # positions may be counted from the end
         if place in places or (isinstance(place, int) and place - len(args) in places):
             found += range(count, count + len(leaves))
         count += len(leaves)

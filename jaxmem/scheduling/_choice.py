@@ -41,6 +41,7 @@ class Choice:
     without: tuple[str, ...] = ()
 
     def __post_init__(self):
+        # one form for one choice, so that equal ones compare and hash as equal
         by_name = {config.name: config for config in self.configs}
         kept = [c for _, c in sorted(by_name.items()) if c != type(c)()]
         object.__setattr__(self, "configs", tuple(kept))

@@ -29,6 +29,7 @@ class Once(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key, made by `make`, or a copy of a remembered error."""
+        # one lock for the table, and one a value: who makes one holds up no other
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
         with slot.lock:

@@ -103,6 +103,7 @@ def remat_policy(
     how = {"named": True, "search_seconds": search_seconds}
     options = Options(donated or None, static, None, room, chip, progress, **how)
     step = Scheduled(fn, options)
+    # asked before anything is compiled: without names there is nothing to search
     names = _names(
         step.rewritten(Choice(configs=(Recompute(named=True),)), *args, **kwargs).pairs
     )
@@ -115,6 +116,7 @@ def remat_policy(
     found = step.find(args, kwargs)
     assert found.rewritten is not None
     price = price_at(found.choice.get(Recompute).rate, found.choice.target)
+    # a policy knows names alone: what the cut keeps without one cannot be asked for
     kept = {
         named(pair).get(v)
         for pair in found.rewritten.pairs

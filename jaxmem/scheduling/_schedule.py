@@ -168,6 +168,8 @@ def schedule(
     donate = check_places(
         donate_argnums=donate_argnums, donate_argnames=donate_argnames
     )
+    # else `()` would say that nothing may be donated, though a jitted step says it
+    # itself
     if donate_argnums is None and donate_argnames is None:
         donate = None
     static = check_places(

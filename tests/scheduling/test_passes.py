@@ -16,7 +16,9 @@ from jaxmem.scheduling._pass import Pass
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.recompute.residuals import Recompute
 
-CONTRIBUTING = pathlib.Path(jaxmem.__file__).parents[1] / "CONTRIBUTING.md"
+ROOT = pathlib.Path(jaxmem.__file__).parents[1]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
 def named(x):
@@ -54,6 +56,24 @@ def test_a_default_configuration_is_no_choice(one: Pass):
     default = one.config()
     assert Choice("h100", (default,)) == Choice("h100")
     assert Choice("h100").get(one.config) == default
+
+
+def rows_of_the_page() -> list[tuple[str, ...]]:
+    """(pass, configuration, file) of each row of the table of passes."""
+    _, _, below = ARCHITECTURE.read_text().partition("| pass | configuration | file |")
+    rows = below.partition("\n\n")[0].splitlines()[2:]  # below the rule
+    return [tuple(re.findall(r"`([^`]+)` \|", row)[-3:]) for row in rows]
+
+
+def row_of(one: Pass) -> tuple[str, ...]:
+    kinds = type(one), one.config
+    files = {kind.__module__ for kind in kinds}
+    (file,) = (name.removeprefix("jaxmem.scheduling.") for name in files)
+    return *(kind.__name__ for kind in kinds), f"{file.replace('.', '/')}.py"
+
+
+def test_the_page_names_the_passes_in_the_order_in_which_they_run():
+    assert rows_of_the_page() == [*map(row_of, _passes.PASSES)]
 
 
 def test_a_choice_comes_back_from_json():

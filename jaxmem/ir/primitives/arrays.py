@@ -16,7 +16,9 @@ _IDENTITY = (
     _exact("layout_constraint", Kind.IDENTITY, view=True),
     _exact("mesh_cast", Kind.IDENTITY),
     _exact("name", Kind.IDENTITY, view=True, fused=True),
+    # no view: what goes in has to be in memory
     _exact("optimization_barrier", Kind.BARRIER),
+    # these two change the type among devices, and no bytes
     _moves("pcast", Kind.IDENTITY, view=True),
     _moves("pvary", Kind.IDENTITY, view=True),
     _exact("reshard", Kind.IDENTITY),
@@ -78,8 +80,10 @@ _writes = partial(Record, kind=Kind.SCATTER, into_first=True)
 # The last of those that `scatter` writes to one place stays. What is subtracted from,
 # or multiplied, would have to be that of one part alone: parts are not combined.
 _UPDATES = (
+    # in the array and the block, for the same places
     _writes("dynamic_update_slice", kind=Kind.UPDATE, exact=True, linear=slice(2)),
     _writes("scatter", exact=True),
+    # in the array and what is added, for the same places
     _writes("scatter-add", sums=True, combine="add", linear=slice(0, 3, 2)),
     _writes("scatter-max", exact=True, combine="max"),
     _writes("scatter-min", exact=True, combine="min"),

@@ -33,6 +33,7 @@ _random = partial(Record, kind=Kind.RANDOM, exact=True)
 _key = partial(Record, kind=Kind.KEY, exact=True)
 
 _RANDOM = (
+    # threefry is arithmetic of integers on a counter: each element by itself
     _random("random_bits", fusible=True, operations=_HASH),
     _random("rng_bit_generator"),
     _random("rng_uniform", opaque=True),  # has a state: it gives others a second time

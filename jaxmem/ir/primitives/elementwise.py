@@ -40,8 +40,10 @@ _ELEMENTWISE = (
     _fused("cos", _MANY),
     _fused("cosh", _MANY, in_chlo=True),
     _fused("digamma", _MOST, in_chlo=True),
+    # in the dividend alone
     _fused("div", _SOME, linear=FIRST),
     _fused("eq", commutes=True),
+    # `_to`: in the total order of floats, in which NaN has a place, as sorts compare
     _fused("eq_to"),
     _fused("erf", _MANY, keeps_zero=True, in_chlo=True),
     _fused("erf_inv", _MANY, in_chlo=True),
@@ -80,6 +82,7 @@ _ELEMENTWISE = (
     _fused("rem", _SOME),
     _fused("round", keeps_zero=True, exact=True),
     _fused("rsqrt", _SOME),
+    # in what it chooses from, for one choice
     _fused("select_n", linear=slice(1, None), exact=True),
     _fused("shift_left"),
     _fused("shift_right_arithmetic"),

@@ -157,13 +157,17 @@ class Tracer:
                 return at.operands[0], ()
         if at.opcode.endswith("-start"):
             return self._async(at, index)
-        if at.opcode.endswith("-done") and at.operands:
+        return self._to_operand(at, index) if at.operands else None
+
+    def _to_operand(self, at: Instruction, index):
+        """To the operand whose values an operation hands on; None if it computes."""
+        if at.opcode.endswith("-done"):
             return at.operands[0], (1, *index)
-        if at.opcode in _TRANSPARENT and at.operands:
+        if at.opcode in _TRANSPARENT:
             return at.operands[0], index
         if at.opcode in _MOVING and not _informative(at):
             return at.operands[0], ()
-        if "op_name" not in at.metadata and at.operands:
+        if "op_name" not in at.metadata:
             return self._largest(at.operands), ()
         return None
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from jaxmem.planning._graph import Graph, checked
-from jaxmem.planning._live_ranges import order_problem
+from jaxmem.planning._live_ranges import LiveWalk, order_problem
 from jaxmem.planning.order.ready import ReadyOperations
 
 SCALAR = 8  # bytes: the output of an operation that makes no more than one number
@@ -145,44 +145,62 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
     Source: pytorch, torch/_inductor/memory.py, `topological_sort_lpmf`.
     """
     operations = ReadyOperations(order_problem(checked(graph)))
-    walk, top = operations.walk, 0
-    fits: list[tuple[int, int, int]] = []  # (bytes after, operation, during)
-    rises: list[tuple[int, int, int]] = []  # (during, bytes after, operation)
-    ready: dict[int, tuple[int, int]] = {}
-
-    def push(i: int) -> None:
-        ready[i] = during, after = walk.cost(i)
-        if walk.live + during <= top:
-            heapq.heappush(fits, (after, i, during))
-        else:
-            heapq.heappush(rises, (during, after, i))
-
+    ready = _ByRise(operations.walk)
     for i in operations.start():
-        push(i)
+        ready.push(i)
     order: list[int] = []
-    while ready:
-        while rises and walk.live + rises[0][0] <= top:
-            during, after, i = heapq.heappop(rises)
-            if ready.get(i) == (during, after):
-                heapq.heappush(fits, (after, i, during))
-        if fits:
-            after, i, during = heapq.heappop(fits)
-            if ready.get(i) != (during, after):
-                continue
-            if walk.live + during > top:
-                heapq.heappush(rises, (during, after, i))
-                continue
-        else:
-            during, after, i = heapq.heappop(rises)
-            if ready.get(i) != (during, after):
-                continue
-        del ready[i]
+    while ready.cost:
+        i = ready.pop()
         order.append(i)
         during, new, touched = operations.do(i)
-        top = max(top, during)
-        for j in {*new, *(touched & ready.keys())}:
-            push(j)
+        ready.top = max(ready.top, during)
+        for j in {*new, *(touched & ready.cost.keys())}:
+            ready.push(j)
     return tuple(order)
+
+
+class _ByRise:
+    """Operations that can be done: first those within the peak so far."""
+
+    # What an operation costs changes while it waits. It is pushed again then, and what
+    # the heaps have of it besides is passed over.
+
+    def __init__(self, walk: LiveWalk) -> None:
+        self._walk = walk
+        self.top = 0  # the peak so far
+        self.cost: dict[int, tuple[int, int]] = {}  # (bytes during, bytes after)
+        self._fits: list[tuple[int, int, int]] = []  # (after, operation, during)
+        self._rises: list[tuple[int, int, int]] = []  # (during, after, operation)
+
+    def push(self, i: int) -> None:
+        self.cost[i] = during, after = self._walk.cost(i)
+        if self._walk.live + during <= self.top:
+            heapq.heappush(self._fits, (after, i, during))
+        else:
+            heapq.heappush(self._rises, (during, after, i))
+
+    def pop(self) -> int:
+        while True:
+            self._move_what_fits()
+            if self._fits:
+                after, i, during = heapq.heappop(self._fits)
+                rises = self._walk.live + during > self.top
+            else:
+                during, after, i = heapq.heappop(self._rises)
+                rises = False
+            if self.cost.get(i) != (during, after):
+                continue
+            if not rises:
+                del self.cost[i]
+                return i
+            heapq.heappush(self._rises, (during, after, i))
+
+    def _move_what_fits(self) -> None:
+        """To `_fits` what no longer raises the peak."""
+        while self._rises and self._walk.live + self._rises[0][0] <= self.top:
+            during, after, i = heapq.heappop(self._rises)
+            if self.cost.get(i) == (during, after):
+                heapq.heappush(self._fits, (after, i, during))
 
 
 def xla_order(graph: Graph) -> tuple[int, ...]:

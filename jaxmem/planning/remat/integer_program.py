@@ -99,14 +99,18 @@ class _IntegerProgram:
         held = set(tables.held.tolist())
         for t in range(1, self._count + 1):
             for i in range(t):
-                for v in tables.makes[i]:
-                    later = self._readers[v] and self._readers[v][-1] >= t
-                    if t == self._count and v not in held:
-                        continue
-                    if later or v in held or self._may_be_reread(v):
-                        self._kept[t, v] = self._variable()
+                kept = (v for v in tables.makes[i] if self._may_be_kept(t, v, held))
+                for v in kept:
+                    self._kept[t, v] = self._variable()
         for v in held:
             self._row([(self._kept[self._count, v], 1.0)], 1.0, 1.0)
+
+    def _may_be_kept(self, t: int, v: int, held: set[int]) -> bool:
+        """Whether somebody may read the value in stage t or later."""
+        if v in held:
+            return True
+        later = self._readers[v] and self._readers[v][-1] >= t
+        return t < self._count and bool(later or self._may_be_reread(v))
 
     def _may_be_reread(self, v: int) -> bool:
         """Whether a repeat may read the value."""
@@ -134,19 +138,19 @@ class _IntegerProgram:
                 made, _ = self._done(t, int(tables.maker[u]))
                 terms = made + self._stays(t, u) + [(x, -f) for x, f in done]
                 self._row(terms, always, np.inf)
-            for v in tables.makes[i]:
-                made, constant = self._done(t, i)
-                if (t + 1, v) in self._kept:
-                    before = self._stays(t, v)
-                    terms = [*made, *before, (self._kept[t + 1, v], -1.0)]
-                    self._row(terms, -constant, np.inf)
+            self._keeps(t, i, done, always)
         for i in range(t):
-            if (t, i) in self._recomputable:
-                continue
-            for v in tables.makes[i]:
-                if (t + 1, v) in self._kept:
-                    terms = self._stays(t, v) + [(self._kept[t + 1, v], -1.0)]
-                    self._row(terms, 0.0, np.inf)
+            if (t, i) not in self._recomputable:
+                self._keeps(t, i, [], 0.0)
+
+    def _keeps(
+        self, t: int, i: int, done: list[tuple[int, float]], always: float
+    ) -> None:
+        """What an operation made is kept for the next stage if it is there in this."""
+        for v in self._tables.makes[i]:
+            if (t + 1, v) in self._kept:
+                terms = [*done, *self._stays(t, v), (self._kept[t + 1, v], -1.0)]
+                self._row(terms, -always, np.inf)
 
     def _memory(self, t: int) -> None:
         """The bytes alive while each operation of the stage runs are in the budget."""

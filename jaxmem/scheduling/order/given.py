@@ -105,6 +105,7 @@ def _held(
         read = {v for i in order[edge:end] for v in graph.operations[i].inputs}
         done = [v for v in made if v in outputs and graph.values[v].bytes >= least]
         flows = [v for v in earlier if v in read and graph.values[v].bytes]
+        # a barrier does something only between what is to be done and what waits
         if done and flows:
             found[edge] = list(dict.fromkeys([*done, *flows]))
         since = edge

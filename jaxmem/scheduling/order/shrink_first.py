@@ -76,6 +76,8 @@ def _after(i: int, first: list[int], values: Values) -> list[Any]:
     held = [*operands, *results]
     through = barrier([values.read(v) for v in held])
     own = dict(zip(operands, through, strict=False))
+    # whoever reads them does so behind the barrier: XLA drops from one what nobody
+    # reads there
     values.env.update(zip(results, through[len(operands) :], strict=True))
     read = lambda v: own[v] if v in operands else values.read(v)
     return _compat.bind(eqns[i], [read(v) for v in eqns[i].invars])
@@ -104,6 +106,8 @@ def _waits(graph: JaxprGraph, size: Callable[[Any], int]) -> dict[int, list[int]
     waits: dict[int, list[int]] = {}
     for i in (i for i in dots if made[i] >= max(LARGE, _TIMES * read[i])):
         for k in (k for k in small if reads[i] & reads[k]):
+            # no circle: neither may need the other, by operands or by a wait found
+            # before
             apart = k not in _before(graph, [i], waits)
             if apart and i not in _before(graph, [k], waits):
                 waits.setdefault(i, []).append(k)

@@ -66,6 +66,7 @@ def in_order(closed, aliases: Mapping[int, int], given: InputSpreads | None = No
             values.evaluate_before(i + 1)
             for k in sorted(update.eqns):
                 values.evaluate(k)
+            # the backward pass goes on from behind the barrier, when the update is done
             held = [*update.outs, tie]
             through = barrier([values.env[v] for v in held])
             values.env.update(zip(held, through, strict=True))
@@ -80,6 +81,7 @@ def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
     update_of = lambda o, v: _update(graph, v, o in aliases, made_by)
     parts = (update_of(o, v) for o, v in enumerate(graph.outvars))
     found = [update for update in parts if update is not None]
+    # a parameter and its moments start from one gradient: they are one update
     root = list(range(len(found)))
     first: dict[Any, int] = {}  # of a gradient, the place of who starts from it
 
@@ -113,6 +115,21 @@ def _update(
 ) -> Update | None:
     if not is_var(out):
         return None
+    eqns, leaves = _elementwise_cone(graph, out)
+    arrays = {v for v in leaves if v.aval.ndim}
+    gradients = {v for v in arrays if not graph.is_given(v)}
+    if not eqns or not gradients:
+        return None
+    # in place means after the last reader of the old state: the backward pass itself
+    old = [u for v in arrays - gradients for u in graph.users.get(v, ())]
+    own = max([*(i for i in old if i not in eqns), *(made_by[v] for v in gradients)])
+    number = max((made_by.get(v, -1) for v in leaves - arrays), default=-1)
+    apart = [] if is_aliased else [out]
+    return Update(eqns, [out], apart, gradients, own, number)
+
+
+def _elementwise_cone(graph: JaxprGraph, out) -> tuple[set[int], set[Any]]:
+    """The equations of an update, and the variables that they start from."""
     eqns, leaves, todo = set(), set(), [out]
     while todo:
         v = todo.pop()
@@ -125,16 +142,7 @@ def _update(
                 todo += filter(is_var, graph.eqns[i].invars)
         else:
             leaves.add(v)
-    arrays = {v for v in leaves if v.aval.ndim}
-    gradients = {v for v in arrays if not graph.is_given(v)}
-    if not eqns or not gradients:
-        return None
-    # in place means after the last reader of the old state: the backward pass itself
-    old = [u for v in arrays - gradients for u in graph.users.get(v, ())]
-    own = max([*(i for i in old if i not in eqns), *(made_by[v] for v in gradients)])
-    number = max((made_by.get(v, -1) for v in leaves - arrays), default=-1)
-    apart = [] if is_aliased else [out]
-    return Update(eqns, [out], apart, gradients, own, number)
+    return eqns, leaves
 
 
 def _made_by(graph: JaxprGraph) -> dict[Any, int]:

@@ -151,6 +151,7 @@ def _made_of_little(level: Level) -> Iterator[tuple[Any, set[Any]]]:
         if v in graph.maker and level.size(v) >= LARGE:
             leaves = _leaves(graph, v)
             readers = {i: e for i, e in scans.items() if v in _constants(e)}
+            # what the scans hold besides takes nothing more in the constant's place
             more = leaves - _read_anyway(graph, v, readers)
             if _SMALLER * sum(map(level.size, more)) <= level.size(v):
                 yield v, leaves

@@ -80,6 +80,7 @@ def _origin(jaxpr, atom) -> Any:
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     while is_var(atom) and atom in makers:
         eqn = makers[atom]
+        # only a checkpoint hides from JAX that an output is an input
         if not primitives.is_remat(eqn):
             return atom
         (inner,) = jaxprs.bodies(eqn)
@@ -96,6 +97,7 @@ def _without_copies(eqn, places: Places, values: Values) -> list[Any]:
 
     def step(carry, x):
         carry, ys = run_body(eqn, consts, carry, x)
+        # for None a scan stacks nothing
         return carry, [None if k in places else y for k, y in enumerate(ys)]
 
     ends, ys = scan_like(eqn, step, init, xs)

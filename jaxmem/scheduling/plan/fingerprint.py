@@ -28,6 +28,7 @@ def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) ->
 def _lines(body) -> Iterator[str]:
     """Every equation with its operands numbered, those of nested bodies within."""
     jaxpr, _ = jaxprs.split(body)
+    # in the order in which they come: a variable has no name that lasts
     numbers: dict[Any, int] = {}
 
     def number(v) -> str:
@@ -65,6 +66,7 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{','.join(sorted(f'{k}:{_text(v)}' for k, v in value.items()))}}}"
     text = repr(value)
+    # a function's text has its address, which every process chooses anew
     if " at 0x" not in text:
         return text
     return getattr(value, "__qualname__", type(value).__qualname__)

@@ -28,9 +28,11 @@ def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
         yield from held_up(level.jaxpr, level.aliases, spreads)
     closed = list(dict.fromkeys(_closed(rewritten)))
     yield from closed
+    # levels that are alike have the same to say
     yield from dict.fromkeys(rewritten.notes)
     if unchanged:
         yield "nothing is changed: as it was given the step takes least"
+    # by their texts: a jaxpr that is traced anew is another object
     elif fingerprint(rewritten.written_out) == fingerprint(rewritten.jaxpr):
         said = closed or rewritten.notes
         why = "" if said else f": {_why_nothing(rewritten)}"

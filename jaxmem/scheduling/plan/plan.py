@@ -1,47 +1,29 @@
 """What `schedule` did to a step, in words and bytes."""
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 
-from jaxmem._checks import OneOf, from_plain
-from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import host_traffic
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shards import InputSpreads
-from jaxmem.memory import MemoryReport, format_bytes
-from jaxmem.memory.report import plot_both
+from jaxmem.memory import format_bytes
 from jaxmem.memory.report.donation import device_bytes
-from jaxmem.pages import SavedResult, body_of
-from jaxmem.scheduling._choice import NO_CHOICE, Choice, Count
-from jaxmem.scheduling._passes import CONFIGS, Rewritten
-from jaxmem.scheduling.plan import text
-from jaxmem.scheduling.plan.rows import (
-    Gradient,
-    RecomputedOperation,
-    RecomputedResidual,
-    TiledRegion,
-)
+from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling.plan.data import Axes, PlanData
+from jaxmem.scheduling.plan.json_text import as_json, plan_of
+from jaxmem.scheduling.plan.table import as_rich, as_text
+from jaxmem.scheduling.plan.text import headline
 from jaxmem.scheduling.predict.prediction import predicted_peak
 from jaxmem.scheduling.search.compiles import Compared
-from jaxmem.scheduling.search.result import SearchResult, Trial
-
-_BARRIER = "optimization_barrier"
-_SHOWN = 30
-_ON_A_PAGE = 1000
-_BELOW = 6  # tiled regions named below the picture
-Axes = tuple[tuple[str, int], ...]  # of a mesh: names and sizes
-# properties that the JSON has as well
-_DERIVED = ("lower_bound", "budget_met")
+from jaxmem.scheduling.search.result import SearchResult
 
 
 @dataclass(frozen=True)
-class Plan(SavedResult):
+class Plan(PlanData):
     """What is done to a step; prints as a table.
 
     Attributes:
@@ -71,90 +53,9 @@ class Plan(SavedResult):
         empty on one device.
     """
 
-    gradients: tuple[Gradient, ...]
-    residuals: tuple[RecomputedResidual, ...]
-    recomputed: tuple[RecomputedOperation, ...] = ()
-    choice: Choice = NO_CHOICE
-    budget: Count | None = None
-    tried: tuple[Trial, ...] = ()
-    planning_seconds: float = 0.0
-    plain: MemoryReport | None = None
-    scheduled: MemoryReport | None = None
-    predicted_bytes: int = 0
-    fingerprint: str = ""
-    offloaded_bytes: int = 0
-    barriers: int = 0
-    notes: tuple[str, ...] = ()
-    jax_version: str = ""
-    target: Annotated[str, OneOf(("", *CHIPS))] = ""
-    host_traffic_bytes: int = 0
-    tiles: tuple[TiledRegion, ...] = ()
-    mesh: Axes = ()
-
-    @property
-    def lower_bound(self) -> int:
-        """Bytes of arguments and results, as compiled, which no plan can go below.
-
-        0 where nothing was compiled: what XLA makes of the rest its graph does not say.
-        """
-        report = self.scheduled
-        return 0 if report is None else report.peak_bytes - report.temp_bytes
-
-    @property
-    def budget_met(self) -> bool | None:
-        """Whether the compiled peak is within the budget; None where either is not."""
-        if self.budget is None or self.scheduled is None:
-            return None
-        return self.scheduled.peak_bytes <= self.budget
-
-    @property
-    def host_seconds(self) -> float:
-        """Seconds that the link to the host is busy, by the rate of the target."""
-        return self.host_traffic_bytes / CHIPS[self._chip].machine.host
-
-    @property
-    def _chip(self) -> str:
-        """What the plan was compiled for; else what the search assumed."""
-        return self.target or self.choice.target
-
-    @property
-    def released_bytes(self) -> int:
-        """Bytes of stacked gradients that are never made."""
-        return sum(g.bytes for g in self.gradients if g.released)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of stacked gradients that are still made."""
-        return sum(g.bytes for g in self.gradients if not g.released)
-
-    @property
-    def residual_bytes(self) -> int:
-        """Bytes of residuals that are no longer kept, less what is kept instead."""
-        return sum(r.bytes for r in self.residuals)
-
-    @property
-    def recomputed_flops(self) -> float:
-        """Flops of matmuls and convolutions that are recomputed."""
-        return sum(r.flops for r in self.recomputed)
-
-    @property
-    def recomputed_seconds(self) -> float:
-        """Seconds that recomputation takes, by the rates of the target."""
-        return sum(r.seconds for r in self.recomputed)
-
-    @property
-    def tile_seconds(self) -> float:
-        """Seconds that tiles take longer, by the rates of the target."""
-        return sum(r.seconds for r in self.tiles)
-
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text; `from_json` reads it back."""
-        fields = dataclasses.asdict(self)
-        fields |= {name: getattr(self, name) for name in _DERIVED}
-        fields["choice"] = self.choice.to_dict()
-        for row, trial in zip(fields["tried"], self.tried, strict=True):
-            row["choice"] = trial.choice.to_dict()
-        return json.dumps(fields, indent=indent)
+        return as_json(self, indent)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -169,13 +70,7 @@ class Plan(SavedResult):
         Raises:
           ValueError: the text is not a plan.
         """
-        try:
-            plain = json.loads(text)
-            if isinstance(plain, dict):
-                plain = {k: v for k, v in plain.items() if k not in _DERIVED}
-            return from_plain(cls, plain, "plan", {Choice: _choice})
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"text: not a plan: {error}") from error
+        return plan_of(cls, text)
 
     def table(self) -> Any:
         """The plan as a `rich` table."""
@@ -191,57 +86,20 @@ class Plan(SavedResult):
           ValueError: nothing was compiled: give `plan` or `schedule` a target.
           ImportError: matplotlib is missing (extra `plot`).
         """
-        if self.plain is None or self.scheduled is None:
-            why = "name a target, as in plan(target='h100')"
-            if self.target:
-                why = f"the step does not fit {self.target}, which has compiled nothing"
-            raise ValueError(f"nothing to draw: {why}")
-        largest = text.pictured(self.tiles[:_BELOW])
-        plot_both(self.plain, self.scheduled, path, largest)
+        from jaxmem.scheduling.plan.plot import plot_plan
+
+        plot_plan(self, path)
 
     def __str__(self) -> str:
-        rows = [*text.rows(self)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows[:_SHOWN]
-        )
-        return "\n".join([*self._head(), *lines, *self._below(len(rows), _SHOWN)])
+        return as_text(self)
 
     def __rich__(self) -> Any:
-        from rich.table import Table
-
-        table = Table(*text.HEAD, title="\n".join(self._head()))
-        rows = [*text.rows(self)]
-        for row in rows[:_SHOWN]:
-            table.add_row(*(cell.replace("[", r"\[") for cell in row))
-        table.caption = "\n".join(self._below(len(rows), _SHOWN)) or None
-        return table
+        return as_rich(self)
 
     def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
+        from jaxmem.scheduling.plan.html import as_html
 
-        rows = [*text.rows(self)]
-        if self.plain is None or self.scheduled is None:
-            both = ""
-        else:
-            both = body_of(self.plain.compare(self.scheduled))
-        headline = text.headline(self)
-        return headline, together(
-            page.headline(headline, self.budget_met),
-            page.lines("What was done", text.done(self)),
-            both,
-            page.table(text.HEAD, rows[:_ON_A_PAGE], numbers=[1]),
-            page.lines("In short", self._below(len(rows), _ON_A_PAGE)),
-        )
-
-    def _head(self) -> list[str]:
-        return [text.headline(self), *text.done(self)]
-
-    def _below(self, count: int, shown: int) -> list[str]:
-        left = [f"... {count - shown} smaller ones"] if count > shown else []
-        return [*left, *text.remarks(self)]
+        return headline(self), as_html(self)
 
 
 def make_plan(
@@ -279,10 +137,6 @@ def make_plan(
         tuple(sorted(description.tiles, **by_size)),
         mesh,
     )
-
-
-def _choice(plain: Any, name: str) -> Choice:
-    return Choice.from_dict(plain, CONFIGS, name)
 
 
 def undonated(arguments) -> str:

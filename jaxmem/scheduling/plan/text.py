@@ -1,36 +1,26 @@
-"""A plan in words: the peak and the budget, then each pass with its bytes.
+"""A plan in sentences: the peak and the budget, then each pass with its bytes.
 
 A line speaks of what was done: a pass that did nothing has none.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import sent_line
-from jaxmem.scheduling.plan.rows import (
-    WHOLE_STEP,
-    Gradient,
-    RecomputedOperation,
-    RecomputedResidual,
-    TiledRegion,
-)
+from jaxmem.scheduling.plan.data import PlanData
+from jaxmem.scheduling.plan.rows import WHOLE_STEP
 
-if TYPE_CHECKING:
-    from jaxmem.scheduling.plan.plan import Plan
-
-HEAD = ("what", "bytes", "array", "where", "why")
 _SHORT = 1e-6  # seconds: 0.001 ms
 _SCALARS = 1e-3  # of what is sent: sums of scalars that XLA combines otherwise
 
 
-def headline(plan: "Plan") -> str:
+def headline(plan: PlanData) -> str:
     """The peak and the time before and after, and whether the budget is met."""
     return "; ".join(filter(None, (_peaks(plan), _seconds(plan), _budget(plan))))
 
 
-def _seconds(plan: "Plan") -> str:
+def _seconds(plan: PlanData) -> str:
     """What a step is predicted to take; nothing for a chip without rates."""
     both = plan.plain, plan.scheduled
     told = [f"{1e3 * r.seconds:.4g} ms" if r and r.seconds else "?" for r in both]
@@ -40,7 +30,7 @@ def _seconds(plan: "Plan") -> str:
     return f"predicted {f'{before} -> ' if before != '?' else ''}{after} a step"
 
 
-def _peaks(plan: "Plan") -> str:
+def _peaks(plan: PlanData) -> str:
     devices = math.prod(size for _, size in plan.mesh)
     each = f" on each of {devices} devices" if devices > 1 else ""
     if not plan.target:
@@ -57,7 +47,7 @@ def _peaks(plan: "Plan") -> str:
     return f"{text} -> {_peak(after)}{each} ({change})"
 
 
-def _budget(plan: "Plan") -> str:
+def _budget(plan: PlanData) -> str:
     if plan.budget is None:
         return ""
     budget = f"budget {format_bytes(plan.budget)}"
@@ -83,7 +73,7 @@ def fits(report: MemoryReport | None) -> bool:
     return report is not None and (report.memory_bytes is None or report.fits())
 
 
-def done(plan: "Plan") -> list[str]:
+def done(plan: PlanData) -> list[str]:
     """A line for each pass that did something, what saves most bytes first."""
     lines = [*_kept_less(plan), *_in_parts(plan)]
     return [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
@@ -92,15 +82,15 @@ def done(plan: "Plan") -> list[str]:
 Line = tuple[int, str]  # bytes, and what to say
 
 
-def _kept_less(plan: "Plan") -> Iterator[Line]:
+def _kept_less(plan: PlanData) -> Iterator[Line]:
     if size := plan.released_bytes:
-        count = _count(sum(g.released for g in plan.gradients), "array")
+        count = count_of(sum(g.released for g in plan.gradients), "array")
         yield size, f"released: {format_bytes(size)} of gradients, {count}"
     size = plan.residual_bytes - plan.offloaded_bytes
-    time = _time(plan.recomputed_seconds)
+    time = longer(plan.recomputed_seconds)
     if size > 0 or plan.recomputed:
         kept = f"{format_bytes(size)} of residuals" if size > 0 else ""
-        count = _count(len(plan.recomputed), "operation") if plan.recomputed else ""
+        count = count_of(len(plan.recomputed), "operation") if plan.recomputed else ""
         work = f"{plan.recomputed_flops:.3g} flops" if plan.recomputed_flops else ""
         words = filter(None, (kept, count, work, time))
         yield max(0, size), f"recomputed: {', '.join(words)}"
@@ -109,7 +99,7 @@ def _kept_less(plan: "Plan") -> Iterator[Line]:
         yield size, f"offloaded: {format_bytes(size)} of residuals {where}"
 
 
-def _in_parts(plan: "Plan") -> Iterator[Line]:
+def _in_parts(plan: PlanData) -> Iterator[Line]:
     """What runs in parts; of several regions the one that saves most has its bytes."""
     whole = [row for row in plan.tiles if row.path == WHOLE_STEP]
     heads = [row for row in plan.tiles if row.axis == "vocabulary"]
@@ -119,25 +109,27 @@ def _in_parts(plan: "Plan") -> Iterator[Line]:
         (heads, "in blocks of the vocabulary"),
         (others, "in tiles"),
     ):
+        # regions run one after the other: what they save is not saved together
         size = max((row.bytes for row in rows), default=0)
         if not rows:
             continue
-        count = "" if rows is whole else _count(len(rows), "region")
+        count = "" if rows is whole else count_of(len(rows), "region")
         less = f"up to {format_bytes(size)} less while running" if size > 0 else ""
-        time = _time(sum(row.seconds for row in rows))
+        time = longer(sum(row.seconds for row in rows))
         yield size, f"{name}: {', '.join(filter(None, (less, count, time)))}"
 
 
-def _count(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
+    """The number and the word, in the plural where there are several."""
     return f"{number} {what}" + ("s" if number != 1 else "")
 
 
-def _time(seconds: float) -> str:
-    """Empty where it rounds to nothing."""
+def longer(seconds: float) -> str:
+    """How much longer a step takes; empty where it rounds to nothing."""
     return f"some {1e3 * seconds:.3g} ms longer" if seconds >= _SHORT else ""
 
 
-def remarks(plan: "Plan") -> Iterator[str]:
+def remarks(plan: PlanData) -> Iterator[str]:
     """What else there is to say."""
     if size := plan.kept_bytes:
         yield f"kept: {format_bytes(size)} of gradients; their rows say why"
@@ -156,9 +148,9 @@ def remarks(plan: "Plan") -> Iterator[str]:
             f"{1e3 * plan.host_seconds:.3g} ms a step"
         )
     if plan.barriers:
-        yield _count(plan.barriers, "barrier")
+        yield count_of(plan.barriers, "barrier")
     if plan.tried:
-        compiles = _count(len(plan.tried), "compile")
+        compiles = count_of(len(plan.tried), "compile")
         yield f"the search took {compiles}, {plan.planning_seconds:.0f} s"
     yield from plan.notes
 
@@ -173,46 +165,3 @@ def _sent(plain: MemoryReport, scheduled: MemoryReport) -> Iterator[str]:
             "given: what is recomputed along an axis that is spread over devices is "
             "sent once more"
         )
-
-
-def rows(plan: "Plan") -> Iterator[tuple[str, ...]]:
-    """The cells of a table, below `HEAD`."""
-    for report, which in (
-        (plan.plain, "the step as it was given"),
-        (plan.scheduled, "the scheduled step"),
-    ):
-        if plan.target and not fits(report):
-            size = "" if report is None else format_bytes(report.peak_bytes)
-            yield "does not fit", size, "", "", f"{which}, on {plan.target}"
-    for g in plan.gradients:
-        what = "released" if g.released else "kept"
-        yield what, format_bytes(g.bytes), _array(g), g.path, g.why
-    for r in plan.residuals:
-        what = "recomputed" if r.bytes > 0 else "kept instead"
-        yield what, format_bytes(abs(r.bytes)), _array(r), r.path, r.how
-    for r in plan.recomputed:
-        cost = ", ".join(filter(None, (_count(r.times, "time"), _time(r.seconds))))
-        yield f"recomputed {r.operation}", "", _array(r), r.path, cost
-    for r in plan.tiles:
-        where = ", ".join(filter(None, (r.path, r.line)))
-        size = format_bytes(r.bytes) if r.bytes > 0 else ""
-        yield "in tiles", size, _array(r), where, _tiles_of(r)
-
-
-def pictured(tiles: Sequence[TiledRegion]) -> list[str]:
-    """Lines below the picture."""
-    return [
-        f"in tiles: {_array(r)} of {r.path or r.line}, {_tiles_of(r)}" for r in tiles
-    ]
-
-
-def _tiles_of(r: TiledRegion) -> str:
-    over = f"axis {r.axis}" if r.axis.isdigit() else r.axis
-    often = _count(r.times, "time") if r.times > 1 else ""
-    return ", ".join(filter(None, (f"{r.n} over {over}", often, _time(r.seconds))))
-
-
-def _array(
-    entry: Gradient | RecomputedResidual | RecomputedOperation | TiledRegion,
-) -> str:
-    return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"

@@ -40,6 +40,7 @@ def with_dilated_inputs(closed, tpu: bool):
             return None
         image, kernel = args
         padding = tuple(_padding(eqn))
+        # XLA merges two of one image: what is padded alike is written once
         key = id(image), padding
         if key not in made:
             made[key] = _compat.in_context_of(eqn, _padded, image, padding), image
@@ -61,6 +62,7 @@ def _is_written(graph: JaxprGraph, eqn) -> bool:
     if min(low for pair in eqn.params["padding"] for low in pair) < 0:
         return False
     image, kernel = (_space(eqn, side) for side in (0, 1))
+    # a kernel of one element is its own reverse: cuDNN takes both as gradients
     if elements(kernel) == 1 or _is_reversed(graph, eqn.invars[1]):
         return False
     # XLA swaps the operands of what has a kernel larger than its input, as the

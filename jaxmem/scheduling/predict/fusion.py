@@ -42,6 +42,7 @@ class Fusion:
     def __post_init__(self):
         self.kinds = [self._kind_of(eqn) for eqn in self.graph.eqns]
         self.folded = {} if self.tpu else folded(self.graph)
+        # the sum takes the place of the zeros, and the scatter is done in its kernel
         for scatter, total in self.folded.items():
             self.kinds[scatter], self.kinds[total] = Kind.FUSED, Kind.ROOT
 
@@ -100,6 +101,7 @@ class Fusion:
     def users(self) -> dict[Any, list[int]]:
         found: dict[Any, list[int]] = {}
         for i, kind in enumerate(self.kinds):
+            # a view reads nothing: who reads it reads what it is of
             if kind is not Kind.VIEW:
                 for v in self.operands(i):
                     found.setdefault(v, []).append(i)
@@ -158,6 +160,8 @@ class Fusion:
         for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
             if kind in (Kind.ROOT, Kind.ALONE):
                 found.update(v for v in eqn.outvars if v not in self.widened)
+            # barriers and library calls read memory, but for the cast that a product
+            # does
             if kind in (Kind.TIE, Kind.ALONE):
                 found.update(v for v in self.operands(i) if v not in self.narrowed)
             if primitives.of(eqn).into_first and i not in self.folded:
@@ -178,6 +182,7 @@ class Fusion:
         found = set(self.held)
         ends: dict[Any, frozenset[Any]] = {}  # array -> the kernels it is computed in
         work = self._work(there)
+        # from the end: in which kernels an array is computed depends on who reads it
         for i in reversed(range(len(self.kinds))):
             for v in self.graph.eqns[i].outvars if self._is_fused(i) else ():
                 if v in found:
@@ -229,5 +234,6 @@ def _pays(size: int, kernels: int, operations: float, read: int) -> bool:
     """Whether to write an array of `size` bytes that so many kernels read."""
     if kernels < 2 or size <= _SMALL:
         return kernels > 1
+    # made in each kernel; or made once, written, and read by each
     making = operations / _OPERATIONS_A_BYTE + read
     return kernels * making > making + (kernels + 1) * size

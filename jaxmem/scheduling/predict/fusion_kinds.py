@@ -36,6 +36,7 @@ def kind_of(graph: JaxprGraph, eqn) -> Kind:
         return Kind.VIEW
     if known.fusible or _is_outer(eqn):
         return Kind.FUSED
+    # what writes into its first operand has the updates computed in its own kernel
     reduces = known.kind is primitives.Kind.REDUCTION
     return Kind.ROOT if reduces or known.into_first else Kind.ALONE
 
@@ -46,8 +47,10 @@ def _is_view(eqn) -> bool:
     ins = [v.aval for v in eqn.invars]
     outs = [v.aval for v in eqn.outvars]
     if name == "broadcast_in_dim":
+        # of a literal there is no array yet that could be looked at otherwise
         return is_var(eqn.invars[0]) and ins[0].size == outs[0].size
     if name == "transpose":
+        # axes of one may change places: the elements lie as they did
         kept = [a for a in eqn.params["permutation"] if ins[0].shape[a] != 1]
         return kept == sorted(kept)
     if name == "bitcast_convert_type":
@@ -72,6 +75,7 @@ def _is_layout(graph: JaxprGraph, eqn) -> bool:
     if eqn.primitive.name != "transpose":
         return False
     (v,), (out,) = eqn.invars, eqn.outvars
+    # read so by all: XLA lays the array out as the products ask, and moves nothing
     users = graph.users.get(out, ())
     if users and out not in graph.outputs:
         if all(_dot_reads(graph.eqns[u], out, eqn) for u in users):

@@ -116,6 +116,7 @@ def operations_of(
         _check_aliases(aliases, closed)
     flat = written_out(closed, tpu if duplicates is None else duplicates)
     if (eqn := whole_step(flat)) is not None:
+        # no `spreads`: the shapes inside are those of one device already
         pairs = aliases_inside(flat, eqn, aliases or {})
         given = (pairs, peak_of, tpu, duplicates)
         return inside_of(eqn, lambda body: operations_of(body, *given))
@@ -125,6 +126,7 @@ def operations_of(
     for kernel in build.kernels:
         build.add(kernel)
     outs = [fusion.resolve(v) for v in fusion.graph.outvars]
+    # an output may stand twice, or be an input as it is: neither takes memory
     results = dict.fromkeys(build.numbers[v] for v in outs if v is not None)
     graph = Graph(
         tuple(build.operations),
@@ -222,16 +224,19 @@ class _Build:
         last, tied = eqns[-1], fusion.kinds[end] is Kind.TIE
         repeatable = not _compat.has_side_effects(last)
         reads = [self.number(v) for v in kernel.reads]
+        # what has side effects waits for the one before, so that their order stays
         reads += self.tokens(kernel) + ([] if repeatable else self.effect)
         writes = [] if tied else [self.number(v) for v in kernel.writes]
         over = (*kernel.over, *_carried(fusion, last))
         if tied:
+            # a token of no bytes, for which whoever reads the barrier's outputs waits
             writes = [self.value(0, "barrier")]
             self.after.update(dict.fromkeys(last.outvars, writes[0]))
         if not repeatable:
             self.effect = [self.value(0, "effect")]
             writes += self.effect
         over = [(self.numbers[v], self.numbers[u]) for v, u in over]
+        # spread over other devices it does not fit into the other's place
         over = [pair for pair in over if self.is_one_size(*pair)]
         if end in self.pools:
             self.pool(self.pools[end], reads, writes, over)
@@ -277,6 +282,7 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
         first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
     else:
         return
+    # an array that is the first state twice can be written over once
     taken = set()
     for last, v in zip(eqn.outvars, map(fusion.resolve, first), strict=False):
         if v is not None and v not in taken:
@@ -306,17 +312,20 @@ def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
     if eqn.primitive.name == GRADIENT:  # where each maximum is, along each axis
         source = eqn.invars[0].aval
         return _INDEX * source.ndim * source.size // spreads.shards(eqn.invars[0])
+    # XLA:GPU has no such product, and copies rows for each group (`ir/ragged.py`)
     if is_ragged(eqn) and not tpu:
         copies = (spreads.bytes_of(eqn.invars[k]) for k in copied_rows(eqn))
         return groups(eqn) * sum(copies)
     if primitives.is_shard_map(eqn):
         graph = inside_of(eqn, lambda body: graph_of(body, {}))
+        # its outputs are counted as those of the equation
         return peak_of(graph) - graph.bytes_of(graph.outputs)
     if not (primitives.is_branch(eqn) or primitives.is_jit(eqn)):
         return 0
     # a branch has no operand that says which one is taken
     atoms = eqn.invars[1:] if primitives.is_branch(eqn) else eqn.invars
     graphs = [graph_of(_closed(body), {}, atoms) for body in bodies]
+    # one of them is run, and nobody knows which
     return max(peak_of(g) - g.bytes_of(g.outputs) for g in graphs)
 
 

@@ -15,7 +15,7 @@ from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shards import InputSpreads, of_shardings
-from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
+from jaxmem.planning import Graph, peak
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling._shardings import argument_shardings, placed, with_results_placed
 from jaxmem.scheduling.predict.dilated import with_dilated_inputs
@@ -98,6 +98,7 @@ def predict(
         check_fixed_sizes("predict", (args, kwargs))
         traced = jaxprs.trace(call.form.pure(fn), *args, **kwargs)
     donated = positions(args, kwargs, call.form.donated)
+    # a jitted step's own shardings: else what it spreads itself counts in full
     step = placed(traced)
     spreads = of_shardings(step.jaxpr, argument_shardings((args, kwargs), step.ins))
     closed = with_results_placed(step.jaxpr, step.outs)
@@ -114,19 +115,15 @@ def predicted(
     written = with_dilated_inputs(closed, tpu)
     ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
     graph = ops.graph
+    # reports count what is returned outside of donated arguments by itself
     apart = set(graph.outputs) - graph.aliases.keys()
     return Prediction(
         graph.bytes_of(graph.arguments),
         graph.bytes_of(apart),
         compiled_peak(_without(as_compiled(ops, tpu), apart)),
+        # as it is written: nothing is merged, which is XLA's doing
         peak(_without(graph, apart)),
     )
-
-
-def _laid_out(graph: Graph) -> int:
-    """Bytes of what XLA puts a graph's buffers into, the smaller of two layouts."""
-    buffers = lifetimes(graph, xla_order(graph)).buffers
-    return min(best_fit(buffers, by).height for by in ("size", "lifetime"))
 
 
 def _without(graph: Graph, apart: set[int]) -> Graph:

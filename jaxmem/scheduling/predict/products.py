@@ -59,6 +59,7 @@ class _Product:
         (out,) = eqn.outvars
         how = tuple(str(eqn.params[k]) for k in ("dimension_numbers", "precision"))
         kinds = tuple(v.aval.dtype for v in (*eqn.invars, out))
+        # XLA merges two that read one operand on the same side, in the same way
         keys = [
             (values.get(v, v), v.aval.shape, side, how, kinds) if is_var(v) else None
             for side, v in enumerate(eqn.invars)
@@ -94,6 +95,7 @@ def _groups(graph: Graph, products: Sequence[_Product]) -> Iterator[_Product]:
             group, *others = rest
             rest = []
             for product in others:
+                # the threshold is for one of the two: a small one joins a large one
                 small = group.is_small or product.is_small
                 if small and order.joins(group.operations[0], product.operations[0]):
                     group = group.beside(product, key[2])
@@ -120,8 +122,10 @@ class _Order:
             self.before.append(found)
 
     def joins(self, i: int, j: int) -> bool:
+        # one that needs the other's result cannot be done beside it
         if self.before[i] >> j & 1 or self.before[j] >> i & 1:
             return False
+        # as one they come after all that either came after, and so do their readers
         both, one = 1 << i | 1 << j, self.before[i] | self.before[j]
         for k, found in enumerate(self.before):
             if found & both:
@@ -177,6 +181,7 @@ class _Rewrite:
             ),
             (place, product),
         ]
+        # a slice of the merged result is read where it lies, unless memory is asked for
         for v in made:
             if self._is_apart(v):
                 self.new.append((place, Operation("slice", (result,), (v,))))

@@ -57,6 +57,7 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
             return
         graph = JaxprGraph(level.jaxpr)
         early = (i for i in late_of(graph) if _is_early(level, graph.eqns[i]))
+        # alone: the casts are looked for in the list that this gives
         if found := frozenset(early):
             yield found
         yield from _casts(level, graph)
@@ -81,8 +82,10 @@ def _is_early(level: Level, eqn) -> bool:
     """Whether XLA may do the recomputation of a checkpoint before it is needed."""
     if not primitives.is_remat(eqn):
         return False
+    # with `prevent_cse` JAX has put a barrier there itself
     if not eqn.params["differentiated"] or eqn.params["prevent_cse"]:
         return False
+    # a barrier ends fusions, so there is none for little
     if not any(is_var(v) and level.size(v) >= LARGE for v in eqn.invars):
         return False
     # what XLA fuses into its readers is nowhere before they run

@@ -90,6 +90,7 @@ def _readers(graph: JaxprGraph) -> Iterator[tuple[Any, Any]]:
     for v, users in graph.users.items():
         eqns = [graph.eqns[i] for i in users]
         first, *others = [BRANCHES.key(e) if is_transposed(e) else None for e in eqns]
+        # under a second predicate it would have to be recomputed in two `cond`s
         if v in graph.maker and v not in graph.outputs and {*others} <= {first}:
             yield v, first
 
@@ -107,7 +108,9 @@ def _pair(graph: JaxprGraph) -> Pair:
     slots = dict(enumerate(_left(graph)))
     late = {i for i, e in enumerate(graph.eqns) if is_transposed(e)}
     read = {v for i in late for v in graph.eqns[i].invars if is_var(v)}
+    # what else the backward pass reads is there whatever becomes of the slots
     free = {*graph.invars, *graph.outputs, *(read - {*slots.values()})}
+    # of no scans: both passes are in one list, and run once
     return Pair(-1, -1, graph, slots, {}, free, (), (), 1)
 
 

@@ -161,6 +161,9 @@ def kept_by(plan: PairRewrite) -> list[Any]:
 class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     """In the first layers of a scan more is recomputed than in the others."""
 
+    # It runs before `RecomputeResiduals`, and knows its rate (`others`): to a pair that
+    # had been rewritten already, what its backward body recomputes would be dear a
+    # second time.
     config = FirstLayers
 
     def analyse(
@@ -192,6 +195,7 @@ def rewrites(
         rewrite = _kept_less(same, price, layers) if layers else None
         if rewrite is not None:
             yield rewrite
+        # no layer would keep something else: then all are as the others
         elif in_others.cost < pair.bytes:
             yield same
 
@@ -220,6 +224,7 @@ def _kept_less(
 ) -> FirstLayersRewrite | None:
     """What the first layers keep at a price; None where that is what all keep."""
     body, pair, wanted = same.body, same.pair, list(same.kept)
+    # what all layers recompute is there for the first ones at no further price
     anyway = {id(body.eqns[i]) for i in same.anyway}
     priced = pair.priced(price)
     beyond = lambda eqn: 0.0 if id(eqn) in anyway else priced(eqn)
@@ -247,6 +252,7 @@ def _row(plan: FirstLayersRewrite, j, early: bool):
 
 
 def _empty(plan: FirstLayersRewrite, v, early: bool):
+    # one row more, into which the late layers write (`_row`)
     rows = plan.layers + 1 if early else plan.pair.length - plan.layers
     value = packed(v, jnp.zeros(v.aval.shape, v.aval.dtype))
     zeros = jnp.zeros((rows, *value.shape), value.dtype)
@@ -299,6 +305,7 @@ def _run_backward(
         known |= {v: unpacked(v, k) for v, k in zip(always, kept, strict=True)}
         known |= _beyond(plan, known, stacks, j)
         inside = Values(plan.body, known)
+        # the `cond` has given their results, to either kind of layer
         inside.done.update(plan.shared)
         inside.evaluate_again(plan.all.evaluated)
         made = {**plan.all.slots, **plan.all.stays}
@@ -324,6 +331,7 @@ def _beyond(
     plan: FirstLayersRewrite, known: dict[Any, Any], stacks: dict[Any, Any], j
 ) -> dict[Any, Any]:
     """What only some layers keep of layer `j`, and what is computed beside it."""
+    # both branches give the same variables: what follows is one body for all layers
     results = (v for i in plan.shared for v in plan.body.eqns[i].outvars)
     wanted = list(dict.fromkeys([*plan.late, *results]))
     if not wanted:

@@ -40,6 +40,7 @@ class TakeNestedApart(Pass[NestedApart, Bodies]):
 
     def analyse(self, level: Level, config: NestedApart) -> Iterator[Bodies]:
         left: dict[int, set[Any]] = {}
+        # of a forward scan only what a backward one reads: the rest stays whole
         for pair in pairs(level.jaxpr):
             left.setdefault(pair.forward, set()).update(pair.slots.values())
         eqns, found = JaxprGraph(level.jaxpr).eqns, {}
@@ -69,6 +70,7 @@ class PutNestedTogether(Pass[NestedTogether, Any]):
     config = NestedTogether
 
     def analyse(self, level: Level, config: NestedTogether) -> Iterator[Any]:
+        # the same object comes back where nothing was a part
         if (joined := together(level.jaxpr)) is not level.jaxpr:
             yield joined
 

@@ -180,6 +180,7 @@ def _inside(closed, given: InputSpreads | None, eqn) -> Spreads:
 
 
 def _is_forward_of(first, eqn) -> bool:
+    # the backward scan reads the stacks from the other end: its layers are the same
     same = primitives.is_scan(first) and not _compat.has_side_effects(first)
     return (
         same
@@ -196,6 +197,7 @@ def _pair(graph: JaxprGraph, f: int, b: int) -> Pair:
     for slot, v in enumerate(xs_of(backward)):
         if is_var(v) and v in forward.outvars:
             inner = body.outvars[forward.outvars.index(v)]
+            # what others read too is stacked whatever becomes of this pair
             own = all(u == b for u in graph.users[v]) and v not in graph.outputs
             own = own and not is_on_host(inner)
             if is_var(inner):
@@ -221,6 +223,7 @@ def _loop_carried(forward, body: JaxprGraph, slots) -> Iterator[LoopCarried]:
         while v not in end and v in body.maker and _moves(eqn := _eqn_of(body, v)):
             chain.insert(0, eqn)
             v = _operand(eqn)
+        # a carry that the body hands on as it came is an input of every layer
         if v in end and v not in begin:
             source, rest = _same_of(body, begin[end[v]], chain)
             yield LoopCarried(slot, source, tuple(rest), tuple(chain), end[v])

@@ -31,6 +31,7 @@ class Recomputation(Pass[C, R]):
     repeats = True
 
     def describe(self, rewrite: R, target: str) -> Description:
+        # stacks of a scan that was taken apart exist for one iteration at a time
         rows = () if rewrite.pair.of_parts else rewrite.described()
         return Description(
             residuals=tuple(residual(*row) for row in rows),

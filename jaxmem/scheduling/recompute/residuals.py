@@ -93,6 +93,7 @@ def rewrites(
     for pair in pairs(closed, given):
         found = cut(pair, price)
         rewrite = rewrite_of(pair, found, pair.length, offload)
+        # what is sent to the host frees the device even where as much is kept
         if found.cost < pair.bytes or rewrite.offloaded:
             yield rewrite
 
@@ -116,6 +117,8 @@ def rewrite_of(
     offloaded = frozenset(v for v in found.variables if kept_size(v) >= least)
     stays = {}
     for slot, v in pair.slots.items():
+        # a mask is packed into bits, and what waits on the host is sent there: neither
+        # can stay in the stack that JAX made
         otherwise = (whole and is_mask(v)) or v in offloaded
         if v in found.variables and v not in stays.values() and not otherwise:
             stays[slot] = v
@@ -177,6 +180,7 @@ def _run_backward(
         values = Values(plan.body, {**given.whole, **known, **now})
         values.evaluate_again(again)
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
+        # the next layer's input: this scan has read it in the iteration before
         slots = (one.slot for one in plan.loop_carried)
         x |= dict(zip(slots, before, strict=True))
         carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])

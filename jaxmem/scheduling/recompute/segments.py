@@ -128,6 +128,7 @@ def _sizes(length: int) -> Iterator[Sizes]:
     """What segments may have: any size, and one inside of them that divides it."""
     inner = range(2, length)
     yield from ((size,) for size in inner)
+    # it divides the outer one, so that all segments inside are alike
     for size in inner:
         yield from ((whole, size) for whole in range(2 * size, length, size))
 
@@ -151,6 +152,7 @@ def carries(pair: Pair) -> list[Any]:
 def _carried(pair: Pair, kept) -> tuple[int, ...]:
     """Which carries a layer needs to make `kept`, of itself and of those after it."""
     body, early = pair.body, carries(pair)
+    # a carry may be made of others, and these of others: until none is added
     found: set[int] = set()
     while True:
         ends = [body.outvars[k] for k in found]

@@ -45,6 +45,7 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
     early = {
         v: None for v in reads if v in graph.maker and graph.maker[v] not in late
     }  # in the order of their readers
+    # what the step returns is there at the end anyway
     early = [v for v in early if v not in graph.outputs]
     size = spreads_in(closed, given).bytes_of
     least = _SMALL * sum(map(size, early))

@@ -61,6 +61,8 @@ def leaf_updates(closed, aliases: Mapping[int, int]) -> list[LeafUpdate]:
     targets = [one for one in targets if one.chunks is not None]
     while targets:
         found = _plans(_written_out(closed, targets), aliases, targets)
+        # positions in what is written out depend on which targets are: without those
+        # that have no plan all are looked for anew
         if len(found) == len(targets):
             return list(found.values())
         targets = [targets[k] for k in found]  # the others stay as they are
@@ -127,6 +129,7 @@ def _plans(
         if plan is None:
             continue
         makers = {graph.maker[v] for v in plan.made} | set(plan.moved)
+        # an equation is done in one loop, and no other has its rows
         if moved.isdisjoint(makers) and used.isdisjoint(plan.moved):
             found[k] = plan
             moved.update(plan.moved)
@@ -139,6 +142,7 @@ def _cores(graph: JaxprGraph) -> dict[int, list[int]]:
     cores: dict[int, list[int]] = defaultdict(list)
     for i, eqn in enumerate(graph.eqns):
         number = _NUMBERED.search(_compat.name_stack(eqn))
+        # these choose between platforms, which has been done by writing the branch out
         if number and eqn.primitive.name not in ("cond", "platform_index"):
             cores[int(number[1])].append(i)
     return cores
@@ -153,6 +157,7 @@ def _plan(
     moved = search.up_to([v for v in search.axis if v in own])
     needed = search.needed(moved)
     pairs = {v: search.place(v, own, moved) for v in needed}
+    # all that leaves the loop is written row by row over a buffer that is free
     if None in pairs.values() or not search.pays(moved, needed):
         return None
     made, read = search.operands(moved)
@@ -190,6 +195,7 @@ class _Search:
         core, todo = set(self.core), sorted(self.core)
         seen = set(todo)
         while todo:
+            # in the order of the list: what an equation reads has been judged before it
             i = heappop(todo)
             eqn = self.graph.eqns[i]
             ins = list(filter(is_var, eqn.invars))
@@ -215,6 +221,7 @@ class _Search:
         treated = treatment(eqn, axes)
         if not isinstance(treated, Batched) or any(treated.outs):
             return None
+        # what is made of the update, and not by rows, is there only after the loop
         for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
             waits = is_var(v) and have is None and v in self.later
             if waits or want not in (None, 0) or (have is not None and want is None):
@@ -223,6 +230,7 @@ class _Search:
 
     def up_to(self, ends: list[Any]) -> list[int]:
         """The update, and what leads from it to these variables."""
+        # what else is made of the update, such as its norm, stays outside of the loop
         cone = self.graph.cone(ends, self.later)
         return [i for i in self.treatments if i in self.core or i in cone]
 
@@ -243,6 +251,7 @@ class _Search:
 
         def is_free(w) -> bool:
             same = w.aval.shape == v.aval.shape and w.aval.dtype == v.aval.dtype
+            # who reads it and waits for the update would find it overwritten
             users = [u for u in self.graph.users.get(w, ()) if u not in inside]
             after = any(
                 x in self.later for u in users for x in self.graph.eqns[u].outvars

@@ -47,6 +47,7 @@ def _made(graph: JaxprGraph, v, known: Callable) -> Known:
         return _cast(eqn, known(eqn.invars[0]))
     if primitives.of(eqn).same:
         return known(eqn.invars[eqn.outvars.index(v)])
+    # an input in another shape is no longer an input as it is
     if primitives.of(eqn).rearranges:
         return ZERO if known(eqn.invars[0]) is ZERO else None
     return _arithmetic(eqn, [known(x) for x in eqn.invars])
@@ -63,20 +64,32 @@ def _cast(eqn, given: Known) -> Known:
 def _arithmetic(eqn, given: Sequence[Known]) -> Known:
     name = eqn.primitive.name
     if primitives.is_sum(eqn):
-        a, b = given
-        return b if a is ZERO else a if b is ZERO else None
+        return _sum(*given)
     if name == "sub":
         return given[0] if given[1] is ZERO else None
-    if name == "mul":
-        return ZERO if ZERO in given else None
-    if name == "div" or (name == "integer_pow" and eqn.params["y"] > 0):
-        return ZERO if given[0] is ZERO else None
-    if name in ("max", "min"):
-        return ZERO if all(map(_limits(name), eqn.invars, given)) else None
     if name == "select_n":
+        # whichever is chosen has to be the same, since the predicate is not known
         first, *others = given[1:]
         return first if all(x is first for x in others) else None
-    return ZERO if primitives.of(eqn).keeps_zero and given[0] is ZERO else None
+    return ZERO if _is_zero(eqn, given) else None
+
+
+def _sum(a: Known, b: Known) -> Known:
+    if a is ZERO:
+        return b
+    return a if b is ZERO else None
+
+
+def _is_zero(eqn, given: Sequence[Known]) -> bool:
+    """Whether what is computed of these is zero, whatever is not known of them."""
+    name = eqn.primitive.name
+    if name == "mul":
+        return ZERO in given
+    if name in ("max", "min"):
+        return all(map(_limits(name), eqn.invars, given))
+    keeps = primitives.of(eqn).keeps_zero or name == "div"
+    keeps |= name == "integer_pow" and eqn.params["y"] > 0
+    return keeps and given[0] is ZERO
 
 
 def _limits(name: str) -> Callable[[Any, Known], bool]:
@@ -87,6 +100,7 @@ def _limits(name: str) -> Callable[[Any, Known], bool]:
             return True
         if is_var(atom):
             return False
+        # the larger of zero and what is not above it is zero
         return bool(atom.val <= 0 if name == "max" else atom.val >= 0)
 
     return leaves_zero

@@ -55,6 +55,7 @@ def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
                 yield UpdatedTable(v, None, why=why)
         elif _pays(sums, v) and _is_whole(sums, v):
             table = _table(graph, v, sums.scatters(v))
+            # what the update makes of the gradient is no gradient of another table
             taken |= table.update
             yield table
 

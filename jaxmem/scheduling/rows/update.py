@@ -110,6 +110,7 @@ class _RowsAt:
 
     def put(self, out, own, values: Values) -> list[Any]:
         """An input with its rows updated."""
+        # once for all arrays of a table, such as the parameter and its moments
         if self.ids is None:
             assert self.table.scatters is not None
             ids, rows = self.table.scatters.rows(values)
@@ -144,6 +145,7 @@ class _RowsAt:
             if _by_element(eqn):
                 return _compat.bind(eqn, [self._read(x, values) for x in eqn.invars])[0]
             spreads = primitives.is_broadcast(eqn)
+            # all rows of it are one: no array of the table's size is made to read some
             if spreads and 0 not in eqn.params[_DIMENSIONS]:
                 x = jnp.asarray(values.read(eqn.invars[0]))
                 sizes = [1] * v.aval.ndim
