@@ -11,13 +11,13 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_on_host, is_var
-from jaxmem.ir.types import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jaxmem.ir.types import Atom, Body, ClosedJaxpr, JaxprEqn, Var
 
 
 class JaxprGraph:
     """A closed jaxpr with its makers and users, equations named by position."""
 
-    def __init__(self, closed: Jaxpr) -> None:
+    def __init__(self, closed: Body) -> None:
         jaxpr, consts = jaxprs.split(closed)
         self.constants = dict(zip(jaxpr.constvars, consts, strict=True))
         self.eqns: Sequence[Any] = jaxpr.eqns
@@ -162,12 +162,12 @@ def late_of(graph: JaxprGraph) -> set[int]:
 Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
 
 
-def by_shape(closed: Jaxpr, inputs: Iterable[int]) -> Aliases:
+def by_shape(closed: Body, inputs: Iterable[int]) -> Aliases:
     """Output -> input in whose memory it will be: the first of its kind, as in jit."""
     return _matched(closed, inputs, lambda v: (_shape(v), is_on_host(v)))
 
 
-def of_variables(closed: Jaxpr, aliases: Aliases) -> dict[Any, Any]:
+def of_variables(closed: Body, aliases: Aliases) -> dict[Any, Any]:
     """Output variable -> the input variable in whose memory it will be."""
     # An output may be a literal, such as a number that the step leaves as it was: no
     # equation makes it, and it is no key of a table.
@@ -176,7 +176,7 @@ def of_variables(closed: Jaxpr, aliases: Aliases) -> dict[Any, Any]:
     return {out: given for out, given in pairs if is_var(out)}
 
 
-def across_memories(closed: Jaxpr, inputs: Iterable[int]) -> Aliases:
+def across_memories(closed: Body, inputs: Iterable[int]) -> Aliases:
     """Those outputs that jit on one device puts in an input of another memory."""
     # It compares memories only where `out_shardings` name them, and XLA's CPU backend
     # aborts the process where they differ.
@@ -189,7 +189,7 @@ def _shape(v: Atom) -> tuple[Any, Any]:
     return v.aval.shape, v.aval.dtype
 
 
-def _matched(closed: Jaxpr, inputs: Iterable[int], kind: Callable) -> Aliases:
+def _matched(closed: Body, inputs: Iterable[int], kind: Callable) -> Aliases:
     jaxpr = jaxprs.split(closed)[0]
     free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
     for i in inputs:

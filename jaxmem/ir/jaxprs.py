@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-from jaxmem.ir.types import Atom, ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxmem.ir.types import Atom, Body, ClosedJaxpr, JaxprEqn
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def elements(shape: Sequence[Any]) -> int:
     return math.prod(d if isinstance(d, int) else SYMBOLIC for d in shape)
 
 
-def split(body: Jaxpr) -> tuple[Any, Sequence[Any]]:
+def split(body: Body) -> tuple[Any, Sequence[Any]]:
     """(jaxpr, constants) of a closed or an open jaxpr."""
     return getattr(body, "jaxpr", body), getattr(body, "consts", ())
 
@@ -108,7 +108,7 @@ def _is_explicit(sharding: Any) -> bool:
     return AxisType.Explicit in sharding.mesh.axis_types
 
 
-def walk(body: Jaxpr) -> Iterator[Any]:
+def walk(body: Body) -> Iterator[Any]:
     """Every equation, those of nested bodies after the one that holds them."""
     for eqn in split(body)[0].eqns:
         yield eqn
@@ -116,7 +116,7 @@ def walk(body: Jaxpr) -> Iterator[Any]:
             yield from walk(inner)
 
 
-def retrace(body: Jaxpr, fn: Callable[[list], list]) -> ClosedJaxpr:
+def retrace(body: Body, fn: Callable[[list], list]) -> ClosedJaxpr:
     """A closed jaxpr of `fn`, at the argument types of `body`."""
     avals = [v.aval for v in split(body)[0].invars]
     # what the user's own function does with tracers has been seen when it was traced
@@ -151,7 +151,7 @@ def has_body(values: Iterable[Any]) -> bool:
 
 
 def evaluate(
-    body: Jaxpr, args: Sequence[Any], rule: Callable | None = None
+    body: Body, args: Sequence[Any], rule: Callable | None = None
 ) -> list[Any]:
     """Runs a closed jaxpr; `rule(eqn, args)` may answer for an equation, or None."""
     jaxpr, consts = split(body)

@@ -147,7 +147,9 @@ class RowSums:
                 continue
             if primitives.is_scatter_add(eqn):
                 found.append(i)
-            todo += _summed(eqn, w)
+            operands = _summed(eqn, w)
+            assert not isinstance(operands, str), operands  # `_tell` has asked
+            todo += operands
         return found, casts
 
 

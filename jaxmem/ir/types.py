@@ -5,7 +5,7 @@ there), and has one class for open and closed jaxprs from 0.12 on. So these are 
 attributes that are read here, and no classes: nothing is an instance of them.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 
 class Atom(Protocol):
@@ -28,15 +28,15 @@ class JaxprEqn(Protocol):
         """What it does; `ir.primitives.of` has the record."""
 
     @property
-    def invars(self) -> list[Any]:
+    def invars(self) -> Any:
         """The atoms that it reads."""
 
     @property
-    def outvars(self) -> list[Any]:
+    def outvars(self) -> Any:
         """The variables that it makes."""
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Any:
         """What it does in particular, the jaxprs inside of it included."""
 
 
@@ -60,21 +60,6 @@ class Jaxpr(Protocol):
         """Its equations, in the order in which they are done."""
 
 
-class ClosedJaxpr(Jaxpr, Protocol):
-    """A jaxpr with the values of what it closes over."""
-
-    @property
-    def jaxpr(self) -> Any:
-        """The same without these."""
-
-    @property
-    def consts(self) -> Any:
-        """The values, in the order of `constvars`."""
-
-    @property
-    def in_avals(self) -> Any:
-        """The types of the arguments."""
-
-    @property
-    def out_avals(self) -> Any:
-        """The types of what it gives."""
+# A checker sees no attribute of jax's own class: `property(lambda ...)` makes them.
+ClosedJaxpr: TypeAlias = Any
+Body: TypeAlias = Any  # a jaxpr, open or closed
