@@ -34,8 +34,9 @@ from jaxmem.scheduling._arguments import (
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._options import Options
-from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._shardings import (
     NO_SHARDINGS,
     Placed,

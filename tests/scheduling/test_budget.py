@@ -17,13 +17,14 @@ from jaxmem.cost.equations import flops, seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
+from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
 from jaxmem.scheduling.order.ordered import OperationOrder, sequences
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
+from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.unrolled import Unrolled
 from jaxmem.scheduling.search.budget import BudgetSearch
-from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
 from jaxmem.scheduling.search.result import trial_of
 from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
 from tests.sets import some_fast
@@ -246,7 +247,7 @@ def test_lower_rates_keep_less():
 def test_the_front_is_convex_and_says_what_it_keeps():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
-    candidates = pareto_front(space_of(first.pairs, first.lists, "h100"))
+    candidates = pareto_front(space_of(scans_in(first), lists_in(first), "h100"))
     assert candidates[0].bytes == sum(stacked(first.jaxpr))
     assert len(candidates) > 2
     slopes = [

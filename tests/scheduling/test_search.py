@@ -19,11 +19,11 @@ from jaxmem.memory import estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
 from jaxmem.scheduling import BudgetError, Choice, _scheduled
+from jaxmem.scheduling.order import candidates as _sequences
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
-from jaxmem.scheduling.search import sequences as _sequences
 from jaxmem.scheduling.search import traced_step
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 

@@ -62,6 +62,7 @@ class OrderOperations(Pass[OperationOrder, Ordered]):
     """Operations are put in order; some of them are done more than once."""
 
     config = OperationOrder
+    orders = True
 
     def analyse(self, level: Level, config: OperationOrder) -> Iterator[Ordered]:
         yield _ordered(level, config)

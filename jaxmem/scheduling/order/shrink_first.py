@@ -37,6 +37,7 @@ class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
     """Such barriers are put into the bodies of backward scans."""
 
     config = ShrinkFirst
+    orders = True
 
     def analyse(self, level: Level, config: ShrinkFirst) -> Iterator[Bodies]:
         if not config.enabled:

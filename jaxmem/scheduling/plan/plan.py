@@ -19,7 +19,8 @@ from jaxmem.memory.report import plot_both
 from jaxmem.memory.report.donation import device_bytes
 from jaxmem.pages import SavedResult, body_of
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, Count
-from jaxmem.scheduling._passes import CONFIGS, Rewritten
+from jaxmem.scheduling._passes import CONFIGS
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.plan import text
 from jaxmem.scheduling.plan.rows import (
     Gradient,

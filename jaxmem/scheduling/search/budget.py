@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxmem.memory import MemoryReport
+from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
-from jaxmem.scheduling.search.front import Candidate
 from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
@@ -31,8 +31,8 @@ from jaxmem.scheduling.search.result import (
     trial_of,
     unreachable,
 )
-from jaxmem.scheduling.search.tiled_front import cuts_of
 from jaxmem.scheduling.search.traced_step import OFF
+from jaxmem.scheduling.tiling.tiled_front import cuts_of
 
 _SHRINK_FIRST = ShrinkFirst(enabled=True)
 _TRIES = 4  # compiles for the number of layers

@@ -11,27 +11,19 @@ from functools import partial
 from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.memory import CompileError, format_bytes, start_worker
+from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling.order.candidates import of_sequences
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.first_layers import seconds_of_gathers
+from jaxmem.scheduling.recompute.front import SearchSpace, pareto_front, space_in
+from jaxmem.scheduling.recompute.front_segments import in_segments
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.budget import BudgetSearch, may_shrink
 from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
-from jaxmem.scheduling.search.front import (
-    Candidate,
-    SearchSpace,
-    pareto_front,
-    space_of,
-)
-from jaxmem.scheduling.search.front_segments import in_segments
-from jaxmem.scheduling.search.micro_batch_front import (
-    in_least_seconds,
-    in_micro_batches,
-    why_not,
-)
 from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
@@ -43,10 +35,14 @@ from jaxmem.scheduling.search.result import (
     unreachable,
     wrong_values,
 )
-from jaxmem.scheduling.search.sequences import of_sequences
-from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
+from jaxmem.scheduling.tiling.micro_batch_front import (
+    in_least_seconds,
+    in_micro_batches,
+    why_not,
+)
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
+from jaxmem.scheduling.tiling.tiled_front import beside_sequences, with_tiles
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
@@ -247,12 +243,10 @@ class SearchRun:
 
     @functools.cached_property
     def _space(self) -> SearchSpace:
-        lists = () if self.named else self._first.lists
         target = self.step.target
         about = self._first.unordered, CHIPS[target].machine, self.step.spreads
-        waiting = waiting_for_host(*about)
-        how = self.named, self.offload, waiting, self._first.branches
-        return space_of(self._first.pairs, lists, target, *how)
+        how = self.named, self.offload, waiting_for_host(*about)
+        return space_in(self._first, *how)
 
     @functools.cached_property
     def _can_shrink_first(self) -> bool:

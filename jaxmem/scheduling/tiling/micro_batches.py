@@ -31,6 +31,7 @@ class RunInMicroBatches(Pass[MicroBatches, Batch]):
     # It comes first: the other passes then find the loop's body as they would find that
     # of a user who had written the loop.
     config = MicroBatches
+    in_parts = True
 
     def analyse(self, level: Level, config: MicroBatches) -> Iterator[Batch]:
         found = _found(level, config)

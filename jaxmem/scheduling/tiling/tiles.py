@@ -56,6 +56,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
     """What a list of equations holds at one time, less of it."""
 
     config = Tiles
+    in_parts = True
 
     def analyse(self, level: Level, config: Tiles) -> Iterator[TiledLists]:
         # what runs in tiles already is left as it is

@@ -58,6 +58,7 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
     """Logits, loss and their gradients without an array of tokens by vocabulary."""
 
     config = VocabularyTiles
+    in_parts = True
     repeats = True
 
     def analyse(

@@ -13,7 +13,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.scheduling import BudgetError, Plan, _scheduled
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.search.micro_batch_front import (
+from jaxmem.scheduling.tiling.micro_batch_front import (
     in_least_seconds,
     in_micro_batches,
     why_not,

@@ -9,11 +9,11 @@ import pytest
 
 from jaxmem import estimate, schedule
 from jaxmem.scheduling import BudgetError, Plan
+from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.search import search
-from jaxmem.scheduling.search.front import Candidate
 from jaxmem.scheduling.tiling import list_regions
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles

@@ -14,9 +14,9 @@ from typing import Any
 
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling._candidate import LEAST, Candidate, descending
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.plan.rows import TiledRegion
-from jaxmem.scheduling.search.front import LEAST, Candidate, descending
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
-from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
-from jaxmem.scheduling.search.tiled_front import with_tiles
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling.recompute.front import pareto_front, space_in
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.micro_batches import (
@@ -25,6 +25,7 @@ from jaxmem.scheduling.tiling.micro_batches import (
     RunInMicroBatches,
     lengths,
 )
+from jaxmem.scheduling.tiling.tiled_front import with_tiles
 
 _MOST = 1024  # micro-batches
 _MORE = 1.5  # times as many, at the least, are looked at next
@@ -112,9 +113,7 @@ def _flat(one: _InParts) -> list[Candidate]:
     """What a part may recompute."""
     target = one.part.target
     first = one.part.rewritten(Choice(target), ordered=False)
-    return pareto_front(
-        space_of(first.pairs, first.lists, target, branches=first.branches)
-    )
+    return pareto_front(space_in(first))
 
 
 def _seconds_within(front: Sequence[Candidate], room: float) -> float:

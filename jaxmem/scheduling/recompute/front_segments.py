@@ -13,12 +13,13 @@ import numpy as np
 from jaxmem.chips import CHIPS, Machine
 from jaxmem.cost.equations import flops, recompute_seconds
 from jaxmem.ir.shards import Spreads
+from jaxmem.scheduling._candidate import LEAST, Candidate, descending
+from jaxmem.scheduling.recompute.front import SearchSpace
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import of_every_size
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
-from jaxmem.scheduling.search.front import LEAST, Candidate, SearchSpace, descending
 
 
 def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:

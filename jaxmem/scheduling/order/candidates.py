@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.order.ordered import PATIENCE, sequences
-from jaxmem.scheduling.search.front import Candidate
 from jaxmem.scheduling.search.traced_step import TracedStep
 
 _REMEMBERED = 8  # steps
