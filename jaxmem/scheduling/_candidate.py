@@ -1,6 +1,6 @@
 """A choice that a search may compile, and what is predicted for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxmem.scheduling._choice import Choice
@@ -27,3 +27,18 @@ def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]
         if kept[-1].bytes - candidate.bytes > least:
             kept.append(candidate)
     return kept
+
+
+@dataclass(frozen=True)
+class Between:
+    """Some layers like one candidate, the others like another.
+
+    Attributes:
+      layers: how many there are.
+      first: the candidate in which so many of the first take fewer bytes.
+      gain: seconds that the whole takes if all do.
+    """
+
+    layers: int
+    first: Callable[[int], Candidate]
+    gain: float

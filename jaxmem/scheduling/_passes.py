@@ -21,7 +21,7 @@ from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._rewritten import Record, Rewritten, name_of
-from jaxmem.scheduling.order.ordered import OrderOperations
+from jaxmem.scheduling.order.order_operations import OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
@@ -29,15 +29,15 @@ from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.branches import RecomputeInBranches
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
-from jaxmem.scheduling.recompute.residuals import RecomputeResiduals
-from jaxmem.scheduling.recompute.segments_rewrite import RecomputeSegments
+from jaxmem.scheduling.recompute.recompute_residuals import RecomputeResiduals
+from jaxmem.scheduling.recompute.recompute_segments import RecomputeSegments
 from jaxmem.scheduling.recompute.unrolled import RecomputeUnrolled
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
-from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
+from jaxmem.scheduling.tiling.run_in_micro_batches import RunInMicroBatches
 from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 

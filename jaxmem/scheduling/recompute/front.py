@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._candidate import LEAST, Candidate, descending
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling._searched import SearchedStep
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
 from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
@@ -96,6 +98,19 @@ def space_in(
     lists = () if named else lists_in(step)
     how = named, offload, waiting, branches_in(step)
     return space_of(scans_in(step), lists, step.target, *how)
+
+
+def space_of_step(step: SearchedStep) -> SearchSpace:
+    """What a search can vary in its step."""
+    key = "space", step.named, step.offload
+    return step.traced.known.get(key, (), lambda: _space_of_step(step))
+
+
+def _space_of_step(step: SearchedStep) -> SearchSpace:
+    choice = Choice(step.target, (Recompute(named=step.named),))
+    first = step.traced.rewritten(choice)
+    about = first.unordered, CHIPS[step.target].machine, step.traced.spreads
+    return space_in(first, step.named, step.offload, waiting_for_host(*about))
 
 
 def space_of(

@@ -39,7 +39,6 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     unpacked,
 )
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
-from jaxmem.scheduling.recompute.recomputation import Recomputation
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,6 @@ class Recompute:
     # bytes a layer from which what is kept waits in the host's memory; None: nothing
     # does
     offload: Bytes | None = None
-
-
-class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
-    """In all layers of a scan, residuals that are worth it are recomputed."""
-
-    config = Recompute
-
-    def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
-        rewrites = rewrites_of(level, config)
-        return (r for r in rewrites if level.compared or clear_gain(level, r))
-
-    def apply(self, level: Level, rewrite: PairRewrite):
-        return with_recomputation(level.jaxpr, rewrite)
-
-    def left(self, level: Level, config: Recompute) -> Iterator[str]:
-        if not level.compared:
-            yield from unclear_gains(level, rewrites_of(level, config))
 
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:

@@ -22,6 +22,7 @@ from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.micro_batch_front import first_counts
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from jaxmem.scheduling.tiling.tiled_front import beside_sequences, with_tiles
+from jaxmem.scheduling.tiling.tiles import tiles_to
 
 _PARTS = 16  # micro-batches
 _RECOMPUTES = "more is recomputed"
@@ -101,7 +102,7 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
         size = step.predicted(plain.having(MicroBatches(n)))
         yield size, f"the step runs in {n} micro-batches"
     tiled = beside_sequences if space.is_unrolled else with_tiles
-    for one in tiled(step, flat, enough):
+    for one in tiled(step, flat, tiles_to, enough):
         yield one.bytes, "regions of it run in tiles"
 
 

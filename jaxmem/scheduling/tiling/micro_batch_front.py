@@ -20,12 +20,14 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.recompute.front import pareto_front, space_in
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
+from jaxmem.scheduling.tiling.batch_row import row_of
 from jaxmem.scheduling.tiling.micro_batches import (
     MicroBatches,
-    RunInMicroBatches,
+    left_whole,
     lengths,
 )
 from jaxmem.scheduling.tiling.tiled_front import with_tiles
+from jaxmem.scheduling.tiling.tiles import tiles_to
 
 _MOST = 1024  # micro-batches
 _MORE = 1.5  # times as many, at the least, are looked at next
@@ -79,7 +81,7 @@ def in_micro_batches(
     flat = _flat(chosen)
     found = _with_peaks(chosen.part, flat)
     if found[-1].bytes > room:
-        found = with_tiles(chosen.part, flat, room)
+        found = with_tiles(chosen.part, flat, tiles_to, room)
     found = list(map(chosen.candidate, found))
     return found if any(one.bytes < below for one in found) else []
 
@@ -134,7 +136,7 @@ def why_not(step: TracedStep) -> list[str]:
         level = made.records[0].entered[MicroBatches]
         config = MicroBatches(n)
         whys += level.looked_at(
-            lambda level, config=config: list(RunInMicroBatches().left(level, config))
+            lambda level, config=config: list(left_whole(level, config))
         )
     return whys[:1]
 
@@ -195,8 +197,7 @@ def _in_parts(step: TracedStep, n: int) -> _InParts | None:
     batch = next(r for one, r in made.records[0].rewrites if one.config is MicroBatches)
     within = functools.cache(functools.partial(_within, step, n))
     part = replace(step, rewritten=within)
-    (row,) = RunInMicroBatches().describe(batch, step.target).tiles
-    return _InParts(n, batch, part, row.seconds)
+    return _InParts(n, batch, part, row_of(batch, step.target).seconds)
 
 
 def _rewritten(step: TracedStep, n: int) -> Rewritten:
