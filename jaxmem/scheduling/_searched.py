@@ -20,7 +20,7 @@ from jaxmem.scheduling.search.traced_step import TracedStep
 Front = Sequence[Candidate]  # by descending bytes and ascending seconds
 
 
-class Bound(Protocol):
+class SearchBound(Protocol):
     """What a candidate has to be within to be worth a compile."""
 
     @property
@@ -102,7 +102,7 @@ class Searched(Pass[C, R]):
         del step, base
         return ()
 
-    def candidates(self, step: SearchedStep, bound: Bound) -> Front:
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         """Choices that take fewer bytes than those of `step.front`, or less time."""
         del step, bound
         return ()

@@ -18,7 +18,7 @@ from jaxmem import schedule
 from jaxmem.memory import estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
-from jaxmem.scheduling import BudgetError, Choice, _scheduled
+from jaxmem.scheduling import BudgetError, Choice, _finder
 from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._searched import SearchedStep
@@ -76,7 +76,7 @@ def told(monkeypatch):
 
         yield tell
 
-    monkeypatch.setattr(_scheduled, "spinner", spinner)
+    monkeypatch.setattr(_finder, "spinner", spinner)
     return seen
 
 
@@ -84,13 +84,13 @@ def told(monkeypatch):
 def searches(monkeypatch):
     """How many searches were begun."""
     seen = []
-    search = _scheduled.search
+    search = _finder.search
 
     def count(*args):
         seen.append(args)
         return search(*args)
 
-    monkeypatch.setattr(_scheduled, "search", count)
+    monkeypatch.setattr(_finder, "search", count)
     return seen
 
 

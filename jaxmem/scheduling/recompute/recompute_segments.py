@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Bound, Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.front_segments import in_segments
 from jaxmem.scheduling.recompute.minimum_cut import price_at
@@ -28,7 +28,7 @@ class RecomputeSegments(
     def apply(self, level: Level, rewrite: Segments):
         return with_segments(level.jaxpr, rewrite)
 
-    def candidates(self, step: SearchedStep, bound: Bound) -> Front:
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         find = lambda: in_segments(space_of_step(step), step.front)
         found = step.traced.known.get("in segments", tuple(step.front), find)
         if any(map(bound.allows, found)):  # tiles take no less of either

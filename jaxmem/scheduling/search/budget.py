@@ -60,7 +60,7 @@ class BudgetSearch:
 
     def search(self) -> Search[ReportedTrial]:
         """The choice with the fewest seconds whose compiled peak fits."""
-        return foreseen(lambda: _Run(self).search(), self.budget)
+        return foreseen(lambda: _BudgetRun(self).search(), self.budget)
 
 
 class _Enough(Exception):
@@ -68,7 +68,7 @@ class _Enough(Exception):
 
 
 @dataclass
-class _Run:
+class _BudgetRun:
     """A search on its way."""
 
     asked: BudgetSearch

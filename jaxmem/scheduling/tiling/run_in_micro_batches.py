@@ -8,7 +8,7 @@ from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._rewritten import Rewritten
-from jaxmem.scheduling._searched import Bound, Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.search.traced_step import OFF
 from jaxmem.scheduling.tiling.batch import Batch
@@ -49,7 +49,7 @@ class RunInMicroBatches(Searched[MicroBatches, Batch]):
     def left(self, level: Level, config: MicroBatches) -> Iterator[str]:
         return left_whole(level, config)
 
-    def candidates(self, step: SearchedStep, bound: Bound) -> Front:
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         arguments = step.traced.argument_bytes()
         if math.isfinite(bound.seconds):
             # what XLA takes above a prediction where most is kept says little of less

@@ -13,7 +13,7 @@ from jaxmem.scheduling._choice import Bytes, Count
 from jaxmem.scheduling._pass import Level, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._rewritten import Rewritten
-from jaxmem.scheduling._searched import Bound, Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.search.traced_step import OFF
 from jaxmem.scheduling.tiling.best import Asked, best
@@ -89,7 +89,7 @@ class TileRegions(Searched[Tiles, TiledLists]):
         notes = (note for t in rewrite.tiles for note in whole_ones(t.eqns, t.found))
         return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
-    def candidates(self, step: SearchedStep, bound: Bound) -> Front:
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         if math.isfinite(bound.seconds):  # asked first: it has nothing better
             return ()
         above = bound.above(step.front[0].choice, math.inf)

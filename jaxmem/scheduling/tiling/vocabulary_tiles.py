@@ -11,7 +11,7 @@ from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.scheduling._choice import Bytes, Count
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._rewritten import Rewritten
-from jaxmem.scheduling._searched import Bound, Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.tiled_front import (
@@ -112,7 +112,7 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
             if isinstance(plan, str):
                 yield f"a softmax is not computed block by block: {plan}"
 
-    def candidates(self, step: SearchedStep, bound: Bound) -> Front:
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         front = beside_sequences if has_sequences(step.front) else with_tiles
         found = front(step.traced, step.front, _blocks_to, alone=True)
         return list(filter(bound.allows, found))
