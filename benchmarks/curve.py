@@ -35,7 +35,7 @@ from jaxmem.scheduling.order.ordered import sequences
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.predict.prediction import predicted
 from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
-from jaxmem.scheduling.recompute.front_segments import in_segments
+from jaxmem.scheduling.recompute.recompute_segments import in_segments
 
 CHIP = CHIPS[TARGET].machine
 BATCH = 32

@@ -8,18 +8,11 @@ from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
 from jaxmem.frameworks import Call
 from jaxmem.memory import format_bytes
-from jaxmem.scheduling._arguments import (
-    positions,
-)
+from jaxmem.scheduling._arguments import positions
 from jaxmem.scheduling._choice import NO_CHOICE
 from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._remembered import Remembered
-from jaxmem.scheduling._shardings import (
-    Placed,
-    argument_shardings,
-    mesh_of,
-    unplaced,
-)
+from jaxmem.scheduling._shardings import Placed, argument_shardings, mesh_of, unplaced
 from jaxmem.scheduling._traced_calls import TracedCalls
 from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
 from jaxmem.scheduling.search.in_job import described, first_process, in_job

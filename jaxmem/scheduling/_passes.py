@@ -13,10 +13,7 @@ from jaxmem.ir.map_pairs import DoneInHalves, MapHalves, MapPair, map_pairs
 from jaxmem.ir.scans import carried_aliases, is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shard_maps import aliases_inside, done_inside, inside_of, whole_step
-from jaxmem.ir.shards import (
-    InputSpreads,
-    of_shardings,
-)
+from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered

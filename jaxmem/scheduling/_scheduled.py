@@ -13,18 +13,13 @@ from jaxmem.frameworks import Call, Jitted, jitted, map_arrays
 from jaxmem.ir import jaxprs
 from jaxmem.ir.host_memory import check_host_memory
 from jaxmem.memory import Pending, Target, begin
-from jaxmem.scheduling._arguments import (
-    jit_with,
-    on_one_device,
-)
+from jaxmem.scheduling._arguments import jit_with, on_one_device
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._finder import Finder
 from jaxmem.scheduling._options import Options
 from jaxmem.scheduling._planned import planned
 from jaxmem.scheduling._rewritten import Rewritten
-from jaxmem.scheduling._shardings import (
-    argument_shardings,
-)
+from jaxmem.scheduling._shardings import argument_shardings
 from jaxmem.scheduling._traced_calls import TracedCalls
 from jaxmem.scheduling.plan.plan import Plan, undonated
 from jaxmem.scheduling.recompute.residuals import Recompute

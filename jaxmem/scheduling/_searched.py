@@ -11,11 +11,49 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from jaxmem.scheduling._candidate import Between, Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import C, Pass, R
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.search.traced_step import TracedStep
+
+LEAST = 2e-3  # of what is kept at first: what two candidates differ by, or they are one
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice, and what is predicted for it."""
+
+    choice: Choice  # what the passes are asked to do
+    # what is kept from the forward to the backward pass, or another figure that differs
+    # from the peak by about as much on every candidate
+    bytes: int
+    seconds: float  # of recomputation
+    flops: float = 0.0  # of matmuls that are recomputed; only segments have them
+
+
+def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]:
+    """Those that keep less than the one before, by more than `least` bytes."""
+    kept = list(candidates[:1])
+    for candidate in candidates[1:]:
+        if kept[-1].bytes - candidate.bytes > least:
+            kept.append(candidate)
+    return kept
+
+
+@dataclass(frozen=True)
+class Between:
+    """Some layers like one candidate, the others like another.
+
+    Attributes:
+      layers: how many there are.
+      first: the candidate in which so many of the first take fewer bytes.
+      gain: seconds that the whole takes if all do.
+    """
+
+    layers: int
+    first: Callable[[int], Candidate]
+    gain: float
+
 
 Front = Sequence[Candidate]  # by descending bytes and ascending seconds
 
@@ -26,25 +64,20 @@ class SearchBound(Protocol):
     @property
     def limit(self) -> float:
         """Bytes of a compiled peak that will do."""
-        ...
 
     @property
     def least(self) -> float:
         """The least peak that was compiled."""
-        ...
 
     @property
     def seconds(self) -> float:
         """What it takes less than; infinity where nothing is known to fit."""
-        ...
 
     def above(self, choice: Choice, unknown: float) -> float:
         """Bytes that a choice, or another one, took above its predicted peak."""
-        ...
 
     def allows(self, one: Candidate) -> bool:
         """Whether its seconds are below that, and it recomputes no more products."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,22 +122,18 @@ class Searched(Pass[C, R]):
 
     def free(self, step: SearchedStep) -> Iterator[C]:
         """Configurations that cost no time, and may take fewer bytes."""
-        del step
         return iter(())
 
     def is_vain(self, step: SearchedStep) -> bool:
         """Whether what it does at no cost neither fits nor tells anything."""
-        del step
         return False
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
         """What a search starts from; `base`: what all candidates do."""
-        del step, base
         return ()
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         """Choices that take fewer bytes than those of `step.front`, or less time."""
-        del step, bound
         return ()
 
     def uncertain(self, config: C) -> float:
@@ -112,22 +141,18 @@ class Searched(Pass[C, R]):
 
         `config`: of the last of them.
         """
-        del config
         return 1
 
     def refined(self, step: SearchedStep, front: Front) -> Front:
         """A front of another pass, together with what this one makes of it."""
-        del step
         return front
 
     def between(
         self, step: SearchedStep, rich: Candidate, poor: Candidate
     ) -> Between | None:
         """What lies between two candidates, if anything."""
-        del step, rich, poor
         return None
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         """Sentences on what it could not make less; `made`: the step at its least."""
-        del step, made
         return ()

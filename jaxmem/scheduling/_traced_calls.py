@@ -14,11 +14,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_slices import with_hidden_indices
 from jaxmem.ir.shards import InputSpreads, of_shardings
-from jaxmem.scheduling._arguments import (
-    abstract,
-    check_memories,
-    positions,
-)
+from jaxmem.scheduling._arguments import abstract, check_memories, positions
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options
 from jaxmem.scheduling._passes import rewrite

@@ -18,8 +18,8 @@ from jaxmem.cost.equations import flops, seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
+from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling.order.ordered import OperationOrder, sequences
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.first_layers import FirstLayers, in_some_layers

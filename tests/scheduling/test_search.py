@@ -19,9 +19,8 @@ from jaxmem.memory import estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
 from jaxmem.scheduling import BudgetError, Choice, _finder
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._passes import rewrite
-from jaxmem.scheduling._searched import SearchedStep
+from jaxmem.scheduling._searched import Candidate, SearchedStep
 from jaxmem.scheduling.order import order_operations as _sequences
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of

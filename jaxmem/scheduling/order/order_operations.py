@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Candidate, Front, Searched, SearchedStep
 from jaxmem.scheduling.order.ordered import (
     PATIENCE,
     OperationOrder,

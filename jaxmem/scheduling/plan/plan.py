@@ -32,7 +32,6 @@ from jaxmem.scheduling.predict.prediction import predicted_peak
 from jaxmem.scheduling.search.compiles import Compared
 from jaxmem.scheduling.search.result import SearchResult, Trial
 
-_BARRIER = "optimization_barrier"
 _SHOWN = 30
 _ON_A_PAGE = 1000
 _BELOW = 6  # tiled regions named below the picture

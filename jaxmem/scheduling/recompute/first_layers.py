@@ -24,10 +24,9 @@ from jaxmem.chips import CHIPS, get_target
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
-from jaxmem.scheduling._candidate import Between, Candidate
 from jaxmem.scheduling._choice import Choice, Rate
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Searched, SearchedStep
+from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
 from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.minimum_cut import (
@@ -169,10 +168,7 @@ def kept_by(plan: PairRewrite) -> list[Any]:
     return list(dict.fromkeys([*slots, *plan.instead]))
 
 
-class RecomputeFirstLayers(
-    Recomputation[FirstLayers, FirstLayersRewrite],
-    Searched[FirstLayers, FirstLayersRewrite],
-):
+class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     """In the first layers of a scan more is recomputed than in the others."""
 
     config = FirstLayers

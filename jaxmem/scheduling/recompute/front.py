@@ -15,10 +15,9 @@ from typing import Any
 from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir.scans import kept_size
-from jaxmem.scheduling._candidate import LEAST, Candidate, descending
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
-from jaxmem.scheduling._searched import SearchedStep
+from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descending
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
 from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs

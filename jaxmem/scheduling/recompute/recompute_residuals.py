@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Front, SearchedStep
 from jaxmem.scheduling.recompute.front import pareto_front, space_of_step
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
 from jaxmem.scheduling.recompute.recomputation import Recomputation
@@ -18,9 +18,7 @@ from jaxmem.scheduling.recompute.residuals import (
 )
 
 
-class RecomputeResiduals(
-    Recomputation[Recompute, PairRewrite], Searched[Recompute, PairRewrite]
-):
+class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     """In all layers of a scan, residuals that are worth it are recomputed."""
 
     config = Recompute

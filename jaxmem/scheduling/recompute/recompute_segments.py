@@ -1,20 +1,37 @@
-"""The pass that runs segments of layers forward a second time."""
+"""The pass that runs segments of layers forward a second time, and its candidates.
 
-from collections.abc import Iterator
+Each candidate of the front can go in segments of any size, with segments inside of them
+or without. They have the same curve: bytes over seconds.
+"""
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxmem.chips import CHIPS, Machine
+from jaxmem.cost.equations import flops, recompute_seconds
+from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
-from jaxmem.scheduling.recompute.front import space_of_step
-from jaxmem.scheduling.recompute.front_segments import in_segments
+from jaxmem.scheduling._searched import (
+    LEAST,
+    Candidate,
+    Front,
+    SearchBound,
+    SearchedStep,
+    descending,
+)
+from jaxmem.scheduling.recompute.front import SearchSpace, space_of_step
 from jaxmem.scheduling.recompute.minimum_cut import price_at
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.recomputation import Recomputation
-from jaxmem.scheduling.recompute.segments import Segments, segmented
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.segments import Segments, of_every_size, segmented
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments, with_segments
 
 
-class RecomputeSegments(
-    Recomputation[InSegments, Segments], Searched[InSegments, Segments]
-):
+class RecomputeSegments(Recomputation[InSegments, Segments]):
     """Layers are run forward a second time, a segment of them at a time."""
 
     config = InSegments
@@ -34,3 +51,83 @@ class RecomputeSegments(
         if any(map(bound.allows, found)):  # tiles take no less of either
             found = step.refined(found)
         return list(filter(bound.allows, found))
+
+
+def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that run segments of layers a second time, where that is worth it."""
+    # `flat`: those of `pareto_front`, which take fewer seconds for bytes they reach.
+    # Nothing waits in the host's memory.
+    if space.named or space.is_unrolled:
+        return []
+    flat = [
+        candidate
+        for candidate in flat
+        if candidate.choice.get(Recompute).offload is None
+    ]
+    found = [r for r in _of_any_size(space, flat) if _is_below(r, flat)]
+    found.sort(key=lambda candidate: candidate.seconds)
+    return descending(found, LEAST * flat[0].bytes)
+
+
+def _of_any_size(
+    space: SearchSpace, candidates: Sequence[Candidate]
+) -> Iterator[Candidate]:
+    """What each candidate is in segments, of all sizes at which something is saved."""
+    machine = CHIPS[space.target].machine
+    for candidate in candidates:
+        rate = candidate.choice.get(Recompute).rate
+        price = price_at(rate, space.target)
+        cuts = [(pair, cut(pair, price, loop_carried=False)) for pair in space.scans]
+        flat = [_in_no_segments(*found, machine) for found in cuts]
+        in_sizes = [dict(_by_size(*found, machine)) for found in cuts]
+        for sizes in sorted({sizes for of_pair in in_sizes for sizes in of_pair}):
+            taken = [a.get(sizes, b) for a, b in zip(in_sizes, flat, strict=True)]
+            kept = sum(figures.bytes for figures in taken)
+            time, work = np.sum([figures.work for figures in taken], 0)
+            choice = candidate.choice.having(InSegments(rate, sizes))
+            yield Candidate(choice, kept, space.beyond(time), work)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """Of a pair of scans: bytes kept, and [seconds, flops of matmuls] recomputed."""
+
+    bytes: int
+    work: np.ndarray
+
+
+def _in_no_segments(pair: Pair, found: Cut, machine: Machine) -> _Figures:
+    eqns = ((pair.body.eqns[i], pair.length) for i in found.recomputed)
+    kept = round(pair.length * pair.kept_on_device(found.variables))
+    return _Figures(kept, _work(eqns, machine, pair.inside()))
+
+
+def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
+    """(sizes, figures) of a pair's segments, which differ in how often layers run."""
+    plans = list(of_every_size(pair, found))
+    if not plans:
+        return
+    within = _work(plans[0].layer.recomputed, machine, pair.inside())
+    layer = _work(((eqn, 1) for eqn in plans[0].paid), machine, pair.inside())
+    for plan in plans:
+        yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
+
+
+def _work(
+    eqns: Iterable[tuple[Any, int]], machine: Machine, spreads: Spreads
+) -> np.ndarray:
+    total = np.zeros(2)
+    for eqn, n in eqns:
+        total[0] += n * (recompute_seconds(eqn, machine, spreads) or 0.0)
+        total[1] += n * flops(eqn, spreads)
+    return total
+
+
+def _is_below(candidate: Candidate, flat: Sequence[Candidate]) -> bool:
+    """Whether two of `flat`, each for some of the layers, would take more seconds."""
+    if candidate.bytes < flat[-1].bytes:
+        return True
+    kept = [r.bytes for r in reversed(flat)]
+    return candidate.seconds < np.interp(
+        candidate.bytes, kept, [r.seconds for r in flat[::-1]]
+    )

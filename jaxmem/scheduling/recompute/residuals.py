@@ -16,14 +16,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import (
-    is_mask,
-    is_var,
-    kept_size,
-    run_body,
-    scan_like,
-    split,
-)
+from jaxmem.ir.scans import is_mask, is_var, kept_size, run_body, scan_like, split
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes

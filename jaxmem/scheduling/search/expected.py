@@ -10,14 +10,14 @@ from typing import Any
 
 from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shards import of_shardings
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling._shardings import argument_shardings
 from jaxmem.scheduling.order.ordered import recomputed_peak
 from jaxmem.scheduling.recompute.front import pareto_front, space_in
-from jaxmem.scheduling.recompute.front_segments import in_segments
+from jaxmem.scheduling.recompute.recompute_segments import in_segments
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.micro_batch_front import first_counts
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches

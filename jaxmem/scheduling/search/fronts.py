@@ -9,9 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxmem.scheduling._candidate import Between, Candidate
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._searched import Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import (
+    Between,
+    Candidate,
+    Front,
+    Searched,
+    SearchedStep,
+)
 from jaxmem.scheduling.search.asks import Search
 from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
@@ -104,10 +109,10 @@ class Fronts:
             yield None, self.step.front
         for one in self.passes:
             front = one.candidates(self.step, self._bound(self.trials.limit))
-            yield one, front
             if one.in_parts and any(_asks(one, c) for c in front):
                 self._refining.append(one)
                 self.step = replace(self.step, refined=self._refined)
+            yield one, front
             yield one, one.candidates(self.step, self._bound(-math.inf))
 
     def _faster(

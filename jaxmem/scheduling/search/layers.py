@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from jaxmem.scheduling._candidate import Between, Candidate
+from jaxmem.scheduling._searched import Between, Candidate
 from jaxmem.scheduling.search.asks import Search
 
 _TRIES = 4  # compiles for the number of layers

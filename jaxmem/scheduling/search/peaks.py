@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxmem.scheduling._candidate import Candidate
+from jaxmem.scheduling._searched import Candidate
 
 
 @dataclass

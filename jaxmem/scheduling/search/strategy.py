@@ -44,9 +44,8 @@ class Strategy:
 
     def search(self) -> Search[ReportedTrial]:
         """What was asked for."""
-        if self.trials.budget is None:
-            return (yield from self._least())
-        return (yield from self._within(self.trials.budget))
+        budget = self.trials.budget
+        return self._least() if budget is None else self._within(budget)
 
     def _least(self) -> Search[ReportedTrial]:
         """The least peak of what sends no more than the step as it was given."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling.search.result import ReportedTrial, best_of, by_peak
 
 # Of the budget, by which to stay below what was refused at the end. The compiler does

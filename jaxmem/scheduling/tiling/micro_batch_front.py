@@ -14,18 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling.recompute.front import pareto_front, space_in
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_row import row_of
-from jaxmem.scheduling.tiling.micro_batches import (
-    MicroBatches,
-    left_whole,
-    lengths,
-)
+from jaxmem.scheduling.tiling.micro_batches import MicroBatches, left_whole, lengths
 from jaxmem.scheduling.tiling.tiled_front import with_tiles
 from jaxmem.scheduling.tiling.tiles import tiles_to
 

@@ -60,5 +60,4 @@ class RunInMicroBatches(Searched[MicroBatches, Batch]):
         return in_micro_batches(step.traced, room, below=bound.least - above)
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
-        del made
         return why_not(step.traced)

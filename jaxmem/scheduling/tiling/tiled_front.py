@@ -14,8 +14,8 @@ from typing import Any
 
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling._candidate import LEAST, Candidate, descending
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._searched import LEAST, Candidate, descending
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.search.traced_step import TracedStep

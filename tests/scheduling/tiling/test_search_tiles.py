@@ -9,11 +9,10 @@ import pytest
 
 from jaxmem import estimate, schedule
 from jaxmem.scheduling import BudgetError, Plan
-from jaxmem.scheduling._candidate import Candidate
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
-from jaxmem.scheduling._searched import SearchedStep
+from jaxmem.scheduling._searched import Candidate, SearchedStep
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.result import ReportedTrial
 from jaxmem.scheduling.search.strategy import Strategy
