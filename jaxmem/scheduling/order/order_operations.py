@@ -19,7 +19,9 @@ from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 
-_ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
+# Of a peak: an order that is predicted above it saves less than its barriers may cost.
+# They end fusions, of which the prediction knows nothing.
+_ALIKE = 0.98
 _REMEMBERED = 8  # steps
 
 # by fingerprint, how the step's inputs are spread over devices, and choice

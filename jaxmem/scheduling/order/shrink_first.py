@@ -21,7 +21,9 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Searched, SearchedStep
 
-_TIMES = 2  # a product makes much of little, or little of much, from this ratio on
+# A product makes much of little, or little of much, from this ratio on: below it both
+# arrays are about as large, and the order of two products says nothing of the peak.
+_TIMES = 2
 
 
 Bodies = dict[int, Callable]  # position of a scan -> what is done in its place

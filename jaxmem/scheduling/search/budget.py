@@ -20,7 +20,8 @@ from jaxmem.scheduling.search.peaks import Peaks
 from jaxmem.scheduling.search.result import ReportedTrial, best_of, by_peak, unreachable
 from jaxmem.scheduling.search.traced_step import OFF
 
-_BETTER = 6  # compiles for candidates above the first that was found to fit
+# Compiles for candidates above the first that was found to fit: by halves, 64 of them.
+_BETTER = 6
 # Of the budget, from which on a peak is compiled again with what costs nothing. No
 # measurement says how much that may gain: a larger one costs compiles, and no more.
 _GAINS = 1.3

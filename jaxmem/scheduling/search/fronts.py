@@ -22,7 +22,8 @@ from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
-_MOST = 12  # compiles for one budget, once something fits
+# Compiles for one budget, once something fits: what users wait for, and no measurement.
+_MOST = 12
 _KEPT = 2  # of them are kept for passes that change the whole step
 
 

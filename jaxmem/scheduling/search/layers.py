@@ -6,8 +6,10 @@ from collections.abc import Callable
 from jaxmem.scheduling._searched import Between, Candidate
 from jaxmem.scheduling.search.asks import Search
 
-_TRIES = 4  # compiles for the number of layers
-_FINER = 0.5  # of the slack: it is tried in more layers for less than other candidates
+_TRIES = 4  # compiles for the number of layers: peaks are all but linear in it
+# Of the slack: it is tried in more layers for less than other candidates, since what is
+# expected of them lies between two that were compiled.
+_FINER = 0.5
 
 
 def in_few_layers(

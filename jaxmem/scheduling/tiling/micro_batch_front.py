@@ -26,6 +26,8 @@ from jaxmem.scheduling.tiling.tiled_front import with_tiles
 from jaxmem.scheduling.tiling.tiles import tiles_to
 
 _MOST = 1024  # micro-batches
+# Hopeless numbers are not looked at, since each is a rewrite of the whole step. Neither
+# ratio is measured: where they are too small they cost predictions.
 _MORE = 1.5  # times as many, at the least, are looked at next
 _HARDLY = 1.2  # times less than a prediction: what one for a part may be
 

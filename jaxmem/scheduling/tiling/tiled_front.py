@@ -20,7 +20,7 @@ from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.search.traced_step import TracedStep
 
-_HALVINGS = 6  # of what runs at one time, to the least limit
+_HALVINGS = 6  # of what runs at one time, to the least limit: each is a rewrite more
 # Candidates that may take least once they are compiled: XLA may not take the smallest
 # tiles as they are predicted.
 UNCERTAIN = 3
