@@ -69,8 +69,8 @@ def _compared(
     """Both reports; that of the scheduled step may be known from the search."""
     same = found.report is not None and chip == found.report.target
     known, products = (found.report, found.products) if same else (None, None)
-    both = (partial(begun, scheduled=scheduled) for scheduled in (False, True))
-    return compared(*both, known, products)
+    plain, own = (partial(begun, scheduled=scheduled) for scheduled in (False, True))
+    return compared(plain, own, known, products)
 
 
 def _notes(

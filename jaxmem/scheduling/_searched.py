@@ -119,6 +119,8 @@ class Searched(Pass[C, R]):
     whole_step: ClassVar[bool] = False
     # of the step's own seconds, that its candidates must save to be taken for others
     margin: ClassVar[float] = 0.0
+    # how many of the last candidates that it is in may be the least once compiled
+    last: ClassVar[float] = 1
 
     def free(self, step: SearchedStep) -> Iterator[C]:
         """Configurations that cost no time, and may take fewer bytes."""
@@ -137,11 +139,8 @@ class Searched(Pass[C, R]):
         return ()
 
     def uncertain(self, config: C) -> float:
-        """How many of the last candidates may be the least once they are compiled.
-
-        `config`: of the last of them.
-        """
-        return 1
+        """How many of the last candidates may be the least; `config`: of the last."""
+        return 1 if config == self.config() else self.last
 
     def refined(self, step: SearchedStep, front: Front) -> Front:
         """A front of another pass, together with what this one makes of it."""

@@ -5,9 +5,9 @@ that came of it. So it can be gone through a second time with the same trials, a
 more that is supposed, to see what it would ask for after the next compile.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
@@ -36,7 +36,8 @@ class Ask:
     ahead: bool = False
 
 
-Search = Generator[Ask, ReportedTrial, T]
+# It is sent a `ReportedTrial`, or None where none is waited for.
+Search = Generator[Ask, Any, T]
 
 
 def foreseen(begin: Callable[[], Search[T]], budget: int) -> Search[T]:
@@ -53,7 +54,12 @@ def foreseen(begin: Callable[[], Search[T]], budget: int) -> Search[T]:
         return end.value
 
 
-def _following(begin, said, ask: Ask, budget: int) -> tuple[Choice, ...]:
+def _following(
+    begin: Callable[[], Search[Any]],
+    said: Sequence[ReportedTrial],
+    ask: Ask,
+    budget: int,
+) -> tuple[Choice, ...]:
     """What is asked for after this; empty where it is the last."""
     for peak in _supposed(ask, budget):
         supposed = ReportedTrial(ask.choice, peak, ask.expected, ask.seconds, None)

@@ -30,9 +30,10 @@ UNCERTAIN = 3
 Cuts = Callable[[int], tuple[Any, ...]]
 
 
-def has_sequences(flat: Sequence[Candidate]) -> bool:
-    """Whether some do their operations in a sequence of their own."""
-    return any(one.choice.get(OperationOrder).sequence for one in flat)
+def in_tiles(step: TracedStep, flat: Sequence[Candidate], *how: Any) -> list[Candidate]:
+    """`with_tiles`, or `beside_sequences` where some have a sequence of their own."""
+    in_sequence = any(one.choice.get(OperationOrder).sequence for one in flat)
+    return (beside_sequences if in_sequence else with_tiles)(step, flat, *how)
 
 
 def beside_sequences(

@@ -22,12 +22,7 @@ from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
-from jaxmem.scheduling.tiling.tiled_front import (
-    UNCERTAIN,
-    beside_sequences,
-    has_sequences,
-    with_tiles,
-)
+from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, in_tiles
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -67,6 +62,7 @@ class TileRegions(Searched[Tiles, TiledLists]):
 
     config = Tiles
     in_parts = True
+    last = UNCERTAIN
 
     def analyse(self, level: Level, config: Tiles) -> Iterator[TiledLists]:
         # what runs in tiles already is left as it is
@@ -94,14 +90,10 @@ class TileRegions(Searched[Tiles, TiledLists]):
             return ()
         above = bound.above(step.front[0].choice, math.inf)
         room = bound.limit / OFF - above  # what surely fits
-        front = beside_sequences if has_sequences(step.front) else with_tiles
-        return front(step.traced, step.front, tiles_to, room)
+        return in_tiles(step.traced, step.front, tiles_to, room)
 
     def refined(self, step: SearchedStep, front: Front) -> Front:
-        return with_tiles(step.traced, front, tiles_to)
-
-    def uncertain(self, config: Tiles) -> float:
-        return 1 if config == Tiles() else UNCERTAIN
+        return in_tiles(step.traced, front, tiles_to)
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         done = (pair for record in made.records for pair in record.rewrites)

@@ -1,5 +1,6 @@
 """The pass that puts a head with its loss in loops over the vocabulary."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,12 +15,7 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.tiled_front import (
-    UNCERTAIN,
-    beside_sequences,
-    has_sequences,
-    with_tiles,
-)
+from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, in_tiles
 from jaxmem.scheduling.tiling.tiles import tiles_to
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
@@ -71,6 +67,7 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
     # Products done twice must save that. A predicted step is off by up to a tenth
     # (`jaxmem.memory.StepTime`), so that two of them differ by twice that.
     margin = 0.2
+    last = UNCERTAIN
     repeats = True
 
     def analyse(
@@ -113,12 +110,8 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
                 yield f"a softmax is not computed block by block: {plan}"
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        front = beside_sequences if has_sequences(step.front) else with_tiles
-        found = front(step.traced, step.front, _blocks_to, alone=True)
+        found = in_tiles(step.traced, step.front, _blocks_to, -math.inf, True)
         return list(filter(bound.allows, found))
-
-    def uncertain(self, config: VocabularyTiles) -> float:
-        return 1 if config == VocabularyTiles() else UNCERTAIN
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         every = VocabularyTiles(limit=0)
