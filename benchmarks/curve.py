@@ -34,8 +34,8 @@ from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.order.ordered import sequences
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.predict.prediction import predicted
-from jaxmem.scheduling.search.front import pareto_front, space_of
-from jaxmem.scheduling.search.front_segments import in_segments
+from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.recompute_segments import in_segments
 
 CHIP = CHIPS[TARGET].machine
 BATCH = 32
@@ -78,7 +78,7 @@ def choices(step: Traced, whole: float) -> Iterator[tuple[int, float]]:
     choices, fused anew as steps of their own.
     """
     first = rewrite(*step, choice=Choice(TARGET))
-    space = space_of(first.pairs, first.lists, TARGET)
+    space = space_of(scans_in(first), lists_in(first), TARGET)
     if space.is_unrolled:
         candidates = sequences(first.unordered, step.aliases, TARGET)
         orders = {(size, time): order for order, size, time in candidates}

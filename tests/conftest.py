@@ -93,10 +93,10 @@ def pytest_collection_modifyitems(config, items):
 def searched_anew(request, monkeypatch):
     """No outcome of an earlier run's search, unless a test asks for `outcomes`."""
     if "outcomes" not in request.fixturenames:
-        from jaxmem.scheduling import _scheduled
+        from jaxmem.scheduling import _finder
 
         without = lambda key, rewritten, search, seconds=None: search()
-        monkeypatch.setattr(_scheduled, "on_disk", without)
+        monkeypatch.setattr(_finder, "on_disk", without)
 
 
 @pytest.fixture

@@ -85,6 +85,10 @@ class Pass(Generic[C, R]):
     config: type[C]  # the class of its configuration
     # whether it is asked again after each rewrite, until it finds none
     repeats: bool = False
+    # whether it does nothing but put operations in order
+    orders: bool = False
+    # whether it runs operations in parts: its rows of the plan are those of tiles
+    in_parts: bool = False
 
     def analyse(self, level: Level, config: C) -> Iterator[R]:
         """The rewrites that pay; the first of them is applied."""

@@ -1,8 +1,7 @@
 """The passes in order, over a step and over the loops in it."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,42 +13,30 @@ from jaxmem.ir.map_pairs import DoneInHalves, MapHalves, MapPair, map_pairs
 from jaxmem.ir.scans import carried_aliases, is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shard_maps import aliases_inside, done_inside, inside_of, whole_step
-from jaxmem.ir.shards import (
-    InputSpreads,
-    of_shardings,
-)
+from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
-from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
-from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, ShrinkFirst
+from jaxmem.scheduling._rewritten import Record, Rewritten, name_of
+from jaxmem.scheduling.order.order_operations import OrderOperations
+from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
-from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
-from jaxmem.scheduling.recompute.branches import (
-    InBranches,
-    RecomputeInBranches,
-    in_parts,
-)
+from jaxmem.scheduling.recompute.branches import RecomputeInBranches
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
-from jaxmem.scheduling.recompute.pairs import Pair, pairs
-from jaxmem.scheduling.recompute.residuals import RecomputeResiduals
-from jaxmem.scheduling.recompute.segments_rewrite import InSegments, RecomputeSegments
-from jaxmem.scheduling.recompute.unrolled import (
-    RecomputeUnrolled,
-    Unrolled,
-    has_both_passes,
-)
+from jaxmem.scheduling.recompute.recompute_residuals import RecomputeResiduals
+from jaxmem.scheduling.recompute.recompute_segments import RecomputeSegments
+from jaxmem.scheduling.recompute.unrolled import RecomputeUnrolled
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
-from jaxmem.scheduling.tiling.micro_batches import MicroBatches, RunInMicroBatches
-from jaxmem.scheduling.tiling.tiles import TileRegions, Tiles
-from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
+from jaxmem.scheduling.tiling.run_in_micro_batches import RunInMicroBatches
+from jaxmem.scheduling.tiling.tiles import TileRegions
+from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
 PASSES: tuple[Pass, ...] = (
     PassOnSlices(),
@@ -72,105 +59,7 @@ PASSES: tuple[Pass, ...] = (
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )
-_BEFORE_ORDER = tuple(
-    one for one in PASSES if one.config not in (OperationOrder, ShrinkFirst)
-)
-_IN_PARTS = (MicroBatches, VocabularyTiles, Tiles)
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
-
-
-def name_of(one: Pass) -> str:
-    """By which a pass is switched off."""
-    return type(one).__name__
-
-
-@dataclass(frozen=True)
-class Record:
-    # the level as each pass was given it, by the class of its configuration
-    entered: Mapping[type, Level]
-    rewrites: tuple[tuple[Pass, Any], ...]  # (pass, rewrite) in order
-    notes: tuple[str, ...]  # sentences about what was not done
-    times: int = 1  # how often it runs: in so many micro-batches
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """A jaxpr after the passes, and what they did."""
-
-    jaxpr: Any  # closed; computes what the original does
-    written_out: Any  # the jaxpr before all passes, its calls written out
-    # of its lists of equations, those of inner loops after the outer ones
-    records: tuple[Record, ...] = ()
-    target: str = "cpu"  # the chip whose rates count
-    # gives the jaxpr of the step from that of the first list, where the step is one
-    # `shard_map`
-    whole: Callable[[Any], Any] = field(default=lambda closed: closed, repr=False)
-
-    @functools.cached_property
-    def description(self) -> Description:
-        rows = (
-            one.describe(rewrite, self.target).repeated(record.times)
-            for record in self.records
-            for one, rewrite in record.rewrites
-        )
-        return sum(rows, Description())
-
-    @functools.cached_property
-    def tiles(self) -> tuple[TiledRegion, ...]:
-        """The rows of the description for what runs in parts."""
-        done = (pair for record in self.records for pair in record.rewrites)
-        cuts = (pair for pair in done if pair[0].config in _IN_PARTS)
-        rows = (one.describe(rewrite, self.target).tiles for one, rewrite in cuts)
-        return tuple(row for found in rows for row in found)
-
-    @functools.cached_property
-    def pairs(self) -> tuple[Pair, ...]:
-        """The pairs of scans as they are before anything is recomputed."""
-        levels = (record.entered[InSegments] for record in self.records)
-        return tuple(p for level in levels for p in pairs(level.jaxpr, level.spreads))
-
-    @functools.cached_property
-    def branches(self) -> tuple[Pair, ...]:
-        """What forward `cond`s leave for backward ones, all being kept."""
-        levels = (record.entered[InBranches] for record in self.records)
-        found = (level.looked_at(in_parts) for level in levels)
-        return tuple(pair for both in found if both is not None for pair in both[1:])
-
-    @property
-    def lists(self) -> tuple[Any, ...]:
-        """The lists of equations that may hold both passes, before the same.
-
-        Each with how its inputs are spread over devices.
-        """
-        levels = (record.entered[Unrolled] for record in self.records)
-        both = (level for level in levels if has_both_passes(level))
-        return tuple((level.jaxpr, level.spreads) for level in both)
-
-    @property
-    def unordered(self) -> Any:
-        """The jaxpr before its operations were put in order."""
-        return self.whole(self.records[0].entered[OperationOrder].jaxpr)
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The lists of equations, before their operations were put in order."""
-        return tuple(record.entered[OperationOrder] for record in self.records)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        left = (note for record in self.records for note in record.notes)
-        return (*self.description.notes, *left)
-
-    @property
-    def applied(self) -> tuple[str, ...]:
-        """Names of the passes that have changed anything, in their order."""
-        done = {one for record in self.records for one, _ in record.rewrites}
-        return tuple(name_of(one) for one in PASSES if one in done)
-
-    def did(self, config: type) -> bool:
-        """Whether the pass with configurations of this class has changed anything."""
-        done = (one.config for record in self.records for one, _ in record.rewrites)
-        return config in done
 
 
 def rewrite(
@@ -194,7 +83,8 @@ def rewrite(
         choice = choice.having(GradientRelease(two_pass=True))
     known = Remembered() if known is None else known
     written_out = _flat(closed, known)
-    run = _Passes(choice, PASSES if ordered else _BEFORE_ORDER, known)
+    passes = [one for one in PASSES if ordered or not one.orders]
+    run = _Passes(choice, passes, known, ordered)
     found = _step(written_out, aliases, run, of_shardings(written_out, shardings))
     return replace(found, written_out=written_out)
 
@@ -206,10 +96,7 @@ class _Passes:
     choice: Choice
     passes: Sequence[Pass]
     known: Remembered
-
-    @property
-    def ordered(self) -> bool:
-        return self.passes is PASSES
+    ordered: bool  # whether those that put operations in order are among them
 
 
 def _flat(closed, known: Remembered) -> Any:
@@ -282,8 +169,9 @@ def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:
         level, done, left = run.known.get((one.config, config), (level,), make)
         rewrites += ((one, rewrite) for rewrite in done)
         notes += left
-    entered.setdefault(OperationOrder, level)
-    record = Record(entered, tuple(rewrites), tuple(notes))
+    first = (entered[one.config] for one in run.passes if one.orders)
+    unordered = next(first, level)
+    record = Record(entered, tuple(rewrites), tuple(notes), unordered)
     jaxpr, inner = _inside(level, run)
     return jaxpr, (record, *inner)
 

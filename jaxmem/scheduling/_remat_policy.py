@@ -11,6 +11,7 @@ from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
 from jaxmem.scheduling._scheduled import Scheduled
+from jaxmem.scheduling.recompute.front import scans_in
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Pair, cut_by_names, named
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -103,10 +104,8 @@ def remat_policy(
     how = {"named": True, "search_seconds": search_seconds}
     options = Options(donated or None, static, None, room, chip, progress, **how)
     step = Scheduled(fn, options)
-    # asked before anything is compiled: without names there is nothing to search
-    names = _names(
-        step.rewritten(Choice(configs=(Recompute(named=True),)), *args, **kwargs).pairs
-    )
+    choice = Choice(configs=(Recompute(named=True),))
+    names = _names(scans_in(step.rewritten(choice, *args, **kwargs)))
     if not names:
         raise ValueError(
             "fn: no value of its scanned layers has a name: put "
@@ -116,10 +115,9 @@ def remat_policy(
     found = step.find(args, kwargs)
     assert found.rewritten is not None
     price = price_at(found.choice.get(Recompute).rate, found.choice.target)
-    # a policy knows names alone: what the cut keeps without one cannot be asked for
     kept = {
         named(pair).get(v)
-        for pair in found.rewritten.pairs
+        for pair in scans_in(found.rewritten)
         for v in cut_by_names(pair, price).variables
     }
     chosen = names & kept

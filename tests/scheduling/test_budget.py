@@ -3,6 +3,7 @@
 import itertools
 import math
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,17 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
+from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling.order.ordered import OperationOrder, sequences
-from jaxmem.scheduling.recompute.first_layers import FirstLayers
+from jaxmem.scheduling.order.shrink_first import ShrinkFirst
+from jaxmem.scheduling.recompute.first_layers import FirstLayers, in_some_layers
+from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.unrolled import Unrolled
 from jaxmem.scheduling.search.budget import BudgetSearch
-from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
+from jaxmem.scheduling.search.driver import Driver
 from jaxmem.scheduling.search.result import trial_of
+from jaxmem.scheduling.search.trials import Trials
 from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
 from tests.sets import some_fast
 
@@ -246,7 +251,7 @@ def test_lower_rates_keep_less():
 def test_the_front_is_convex_and_says_what_it_keeps():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
-    candidates = pareto_front(space_of(first.pairs, first.lists, "h100"))
+    candidates = pareto_front(space_of(scans_in(first), lists_in(first), "h100"))
     assert candidates[0].bytes == sum(stacked(first.jaxpr))
     assert len(candidates) > 2
     slopes = [
@@ -292,6 +297,13 @@ def test_flops_and_seconds():
 # -- the search
 
 
+def answered(search, compiled, tried):
+    """The best of a search, whose choices are compiled and added to what was tried."""
+    trials = Trials(search.budget, tried)
+    compiles = Mock(side_effect=compiled)
+    return Driver(compiles, trials, lambda text: None).run(search.search())
+
+
 class Fake:
     """A compiler whose peaks are the kept bytes and something that depends on them."""
 
@@ -317,9 +329,10 @@ class Fake:
             r.bytes for r in self.candidates if r.choice.get(Recompute).rate == rate
         )
 
-    def search(self, budget):
-        how = self.candidates, self.layers, budget, self, lambda text: None
-        return BudgetSearch(*how, tried=self.tried)
+    def search(self, budget, slack=0.0):
+        between = lambda rich, poor: in_some_layers(rich, poor, self.layers)
+        search = BudgetSearch(self.candidates, budget, slack=slack, between=between)
+        return answered(search, self, self.tried)
 
 
 def in_sequence(sequence):
@@ -345,7 +358,7 @@ def test_the_search_fits_and_is_monotone(extra):
     last = 0
     for budget in range(1500, 8400, 300):
         fake = Fake(CANDIDATES, 24, extra)
-        best = fake.search(budget).run()
+        best = fake.search(budget)
         assert 0.95 * min(budget, 8100) <= best.peak <= budget
         assert best.peak >= last
         assert fake.count <= 7
@@ -363,7 +376,7 @@ def test_first_layers_that_recompute_nothing_more_are_tried_once():
             return super().__call__(kept_at(first.others))
 
     fake = Same(CANDIDATES, 24)
-    best = fake.search(2800).run()
+    best = fake.search(2800)
     assert best.choice == kept_at(2.0)
     tried = [t.choice.get(FirstLayers).rate for t in fake.tried]
     assert tried.count(None) == len(tried) - 1
@@ -375,7 +388,7 @@ def test_bytes_that_do_not_predict_the_peak():
     extra = lambda kept: 0 if kept > 15_000 else -2 * kept // 3
     for budget in range(1000, 5000, 250):
         fake = Fake(candidates, 1, extra)
-        best = fake.search(budget).run()
+        best = fake.search(budget)
         fit = (r.seconds for r in candidates if r.bytes + extra(r.bytes) <= budget)
         assert best.seconds == min(fit)
         assert fake.count <= 12
@@ -383,7 +396,7 @@ def test_bytes_that_do_not_predict_the_peak():
 
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the least is 600 B"):
-        Fake(CANDIDATES, 24).search(400).run()
+        Fake(CANDIDATES, 24).search(400)
 
 
 class Sequences:
@@ -416,12 +429,9 @@ class Sequences:
     def search(self, budget):
         first = self.candidates[0]
         done = trial_of(first.choice, self(first.choice))
-        more = {
-            "tried": [done],
-            "peaks": {0: done.peak},
-            "can_shrink_first": self.can_shrink_first,
-        }
-        return BudgetSearch(self.candidates, 1, budget, self, lambda text: None, **more)
+        free = ShrinkFirst(enabled=True) if self.can_shrink_first else None
+        more = {"tried": [done], "free": free, "uncertain": math.inf}
+        return answered(BudgetSearch(self.candidates, budget, **more), self, [done])
 
 
 @pytest.mark.parametrize("can_shrink_first", [False, True])
@@ -430,20 +440,18 @@ def test_the_least_does_not_depend_on_the_budget(can_shrink_first):
     for budget in (10, 500, 1000, 1500, 2000, 2099):
         fake = Sequences(can_shrink_first)
         with pytest.raises(BudgetError) as error:
-            fake.search(budget).run()
+            fake.search(budget)
         assert len(set(fake.compiled)) == len(fake.compiled)
         found.append(error.value.least)
     assert found == [2100] * 6
-    assert Sequences(can_shrink_first).search(2100).run().peak == 2100
+    assert Sequences(can_shrink_first).search(2100).peak == 2100
 
 
 def test_nothing_to_compute_again():
     fake = Fake(CANDIDATES[:1], 1)
-    search = fake.search(400)
-    search.tried.append(trial_of(CANDIDATES[0].choice, fake(CANDIDATES[0].choice)))
-    search.peaks[0] = search.tried[0].peak
+    done = [trial_of(CANDIDATES[0].choice, fake(CANDIDATES[0].choice))]
     with pytest.raises(BudgetError, match="the least is 7.91 KiB"):
-        search.run()
+        answered(BudgetSearch(CANDIDATES[:1], 400, done), fake, done)
     assert fake.count == 1
 
 
@@ -451,9 +459,9 @@ def test_a_chip_that_is_too_small_for_most():
     fake = Fake(CANDIDATES, 24)
     rate = lambda choice: choice.get(Recompute).rate or 9
     small = lambda choice: fake(choice) if rate(choice) < 4 else None
-    search = fake.search(3000)
-    search.compile = small
-    assert search.run().peak <= 3000
+    between = lambda rich, poor: in_some_layers(rich, poor, 24)
+    search = BudgetSearch(CANDIDATES, 3000, between=between)
+    assert answered(search, small, []).peak <= 3000
 
 
 # -- the public function

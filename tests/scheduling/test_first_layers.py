@@ -11,8 +11,8 @@ from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
+from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.search.front import pareto_front, space_of
 from tests.scheduling.test_budget import close
 from tests.sets import some_fast
 
@@ -42,7 +42,7 @@ def problem():
     args = ws, jax.random.normal(x, (B, T, H * C)), keys
     fn = jax.grad(loss)
     first = rewrite(jax.make_jaxpr(fn)(*args), {}, None, Choice("h100"))
-    front = pareto_front(space_of(first.pairs, first.lists, "h100"))
+    front = pareto_front(space_of(scans_in(first), lists_in(first), "h100"))
     found = list(itertools.pairwise(front))
     assert len(found) > 2
     return fn, args, found

@@ -18,8 +18,8 @@ from jaxmem.optim import LowBit, abstract_state, adam, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
+from jaxmem.scheduling.recompute.front import pareto_front, scans_in, space_in, space_of
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.search.front import pareto_front, space_of
 from tests.memory.test_estimate import needs_h100
 from tests.memory.test_wrong_slices import offloaded
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
@@ -75,7 +75,7 @@ def test_the_front_goes_on_where_recomputing_is_slower():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(
-        space_of(first.pairs, [(first.jaxpr, None)], "h100", offload=True)
+        space_of(scans_in(first), [(first.jaxpr, None)], "h100", offload=True)
     )
     assert candidates[-1].bytes == 0
     away = [r for r in candidates if r.choice.get(Recompute).offload is not None]
@@ -152,8 +152,7 @@ def front_of(tx, rows):
     args = (ws, abstract_state(tx, ws)), shape(rows, F), shape(F, F)
     first = scheduled.rewritten(Choice("h100"), *args)
     waiting = waiting_for_host(first.unordered, CHIPS["h100"].machine)
-    how = {"offload": True, "waiting": waiting}
-    return waiting, pareto_front(space_of(first.pairs, first.lists, "h100", **how))
+    return waiting, pareto_front(space_in(first, offload=True, waiting=waiting))
 
 
 def test_what_is_recomputed_while_the_link_is_busy_costs_nothing():

@@ -13,7 +13,7 @@ import pytest
 
 import jaxmem
 from jaxmem.memory.compile import cache
-from jaxmem.scheduling import BudgetError, _scheduled
+from jaxmem.scheduling import BudgetError, _finder
 from jaxmem.scheduling.search import search as searching
 from tests.sets import some_fast
 
@@ -45,7 +45,7 @@ def searches(monkeypatch):
         seen.append(budget)
         return search(step, budget, *args)
 
-    monkeypatch.setattr(_scheduled, "search", counted)
+    monkeypatch.setattr(_finder, "search", counted)
     return seen
 
 
@@ -131,9 +131,9 @@ def test_one_that_was_stopped_is_not_kept(outcomes, monkeypatch):
     """A search out of time has more to find."""
     search = searching.search
     stopped = lambda *args: dataclasses.replace(search(*args), stopped=True)
-    monkeypatch.setattr(_scheduled, "search", stopped)
+    monkeypatch.setattr(_finder, "search", stopped)
     scheduled().plan(W, X)
-    monkeypatch.setattr(_scheduled, "search", search)
+    monkeypatch.setattr(_finder, "search", search)
     assert not any("earlier" in note for note in scheduled().plan(W, X).notes)
 
 
@@ -141,7 +141,7 @@ def test_what_there_is_to_say_is_kept(outcomes, monkeypatch):
     """Notes of a search that was done."""
     notes, search = ("the batch stays whole",), searching.search
     noted = lambda *args: dataclasses.replace(search(*args), notes=notes)
-    monkeypatch.setattr(_scheduled, "search", noted)
+    monkeypatch.setattr(_finder, "search", noted)
     assert notes[0] in scheduled().plan(W, X).notes
     again = scheduled().plan(W, X).notes
     assert notes[0] in again and any("found by an earlier" in note for note in again)

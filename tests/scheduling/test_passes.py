@@ -1,5 +1,6 @@
 """A pass plugs in: one class and one line."""
 
+import ast
 import pathlib
 import re
 
@@ -11,10 +12,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 from jaxmem.ir import jaxprs
-from jaxmem.scheduling import Choice, Plan, _passes
+from jaxmem.scheduling import BudgetError, Choice, Plan, _passes
 from jaxmem.scheduling._pass import Pass
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search import search
 
 ROOT = pathlib.Path(jaxmem.__file__).parents[1]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -25,29 +27,72 @@ def named(x):
     return checkpoint_name(jnp.sin(x), "a") * checkpoint_name(x, "b")
 
 
-def names(closed) -> int:
-    return sum(e.primitive.name == "name" for e in jaxprs.walk(closed))
+def ranked(x, w):
+    """A weighted sum of each row's elements by their rank."""
+    return jnp.sort(x, 1) @ w
 
 
 def example() -> dict:
     blocks = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
     found: dict = {}
-    exec(next(block for block in blocks if "Pass[" in block), found)
+    exec(next(block for block in blocks if "Searched[" in block), found)
     return found
 
 
-def test_the_example_of_the_guide_plugs_in(monkeypatch):
+@pytest.fixture
+def plugged_in(monkeypatch):
+    """The configuration of the guide's pass, which is one line of the list."""
     found = example()
-    config, one = found["WithoutNames"], found["RemoveNames"]
-    monkeypatch.setattr(_passes, "PASSES", (*_passes.PASSES, one()))
-    x = jnp.arange(3.0)
-    closed = jax.make_jaxpr(named)(x)
+    config, one = found["SortedRows"], found["SortRowsInParts"]
+    monkeypatch.setattr(_passes, "PASSES", (one(), *_passes.PASSES))
+    monkeypatch.setitem(_passes.CONFIGS, config.name, config)
+    return config
+
+
+def test_the_example_of_the_guide_plugs_in(plugged_in):
+    x, w = jax.random.normal(jax.random.key(0), (64, 8)), jnp.arange(16.0).reshape(8, 2)
+    closed = jax.make_jaxpr(ranked)(x, w)
     same = _passes.rewrite(closed, {})
-    without = _passes.rewrite(closed, {}, None, Choice("h100", (config(True),)))
-    assert names(same.jaxpr) == 2 and names(without.jaxpr) == 0
-    assert without.did(config) and not same.did(config)
-    want, got = (jaxprs.evaluate(j, [x])[0] for j in (closed, without.jaxpr))
-    np.testing.assert_array_equal(got, want)
+    made = _passes.rewrite(closed, {}, None, Choice("h100", (plugged_in(4),)))
+    assert made.did(plugged_in) and not same.did(plugged_in)
+    assert made.applied[0] == "SortRowsInParts"
+    want, got = (jaxprs.evaluate(j, [x, w])[0] for j in (closed, made.jaxpr))
+    # sums of eight terms, in whatever order
+    most = float((jnp.abs(x) @ jnp.abs(w)).max())
+    np.testing.assert_allclose(got, want, rtol=0, atol=8 * 2.0**-24 * most)
+
+
+def test_a_search_takes_the_example_of_the_guide(plugged_in):
+    """It is asked for candidates by nobody who knows its name."""
+    n = 256
+    args = jnp.ones((n, n)), jnp.ones((n, 1))
+    plain = jaxmem.estimate(ranked, *args)
+    assert plain.temp_bytes >= 4 * n * n  # the sorted rows
+    how = {"target": "cpu", "donate_argnums": (), "progress": False, "tile": False}
+    for n, share in ((2, 0.7), (4, 0.3)):
+        room = plain.peak_bytes - plain.temp_bytes + int(share * plain.temp_bytes)
+        step = jaxmem.schedule(ranked, room, **how)
+        plan = step.plan(*args)
+        assert plan.choice.get(plugged_in) == plugged_in(n)
+        assert plan.scheduled.peak_bytes <= room
+        assert Plan.from_json(plan.to_json()) == plan
+        np.testing.assert_array_equal(step(*args), ranked(*args))
+    with pytest.raises(BudgetError):
+        jaxmem.schedule(ranked, plain.peak_bytes - plain.temp_bytes, **how).plan(*args)
+
+
+def test_a_search_names_no_pass():
+    """It knows the list of passes alone; predictions without a compile name some."""
+    folder = pathlib.Path(search.__file__).parent
+    of_passes = {
+        k.__module__ for one in _passes.PASSES for k in (type(one), one.config)
+    }
+    files = [path for path in folder.glob("*.py") if path.name != "expected.py"]
+    assert len(files) > 10
+    for path in files:
+        nodes = ast.walk(ast.parse(path.read_text()))
+        imported = {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
+        assert not imported & of_passes, path
 
 
 @pytest.mark.parametrize("one", _passes.PASSES, ids=lambda p: p.config.name)

@@ -18,12 +18,14 @@ from jaxmem import schedule
 from jaxmem.memory import estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
-from jaxmem.scheduling import BudgetError, Choice, _scheduled
+from jaxmem.scheduling import BudgetError, Choice, _finder
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._searched import Candidate, SearchedStep
+from jaxmem.scheduling.order import order_operations as _sequences
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
-from jaxmem.scheduling.search import sequences as _sequences
 from jaxmem.scheduling.search import traced_step
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
@@ -73,7 +75,7 @@ def told(monkeypatch):
 
         yield tell
 
-    monkeypatch.setattr(_scheduled, "spinner", spinner)
+    monkeypatch.setattr(_finder, "spinner", spinner)
     return seen
 
 
@@ -81,13 +83,13 @@ def told(monkeypatch):
 def searches(monkeypatch):
     """How many searches were begun."""
     seen = []
-    search = _scheduled.search
+    search = _finder.search
 
     def count(*args):
         seen.append(args)
         return search(*args)
 
-    monkeypatch.setattr(_scheduled, "search", count)
+    monkeypatch.setattr(_finder, "search", count)
     return seen
 
 
@@ -144,9 +146,7 @@ def test_the_first_that_fits_within_a_slack_ends_the_search():
     counts = {}
     for slack in (0.0, 2.5, 100.0):
         fake = Fake(CANDIDATES, 24)
-        search = fake.search(3000)
-        search.slack = slack
-        best = search.run()
+        best = fake.search(3000, slack)
         assert best.peak <= 3000
         counts[slack] = fake.count
         # of those that would fit, in whole layers, the best has 4 s
@@ -332,35 +332,38 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     """
     asked = []
     monkeypatch.setattr(_sequences, "_SEQUENCES", {})
-    found = lambda *args: asked.append(args[3]) or []
+    found = lambda *args: asked.append(args[3]) or [(OperationOrder(), 0, 0.0)]
     monkeypatch.setattr(_sequences, "sequences", found)
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
-    about = {"target": "cpu", "fingerprint": "of this step", "spreads": None}
-    rewritten = lambda choice: SimpleNamespace(unordered=closed)
-    step = SimpleNamespace(aliases=lambda jaxpr: {}, rewritten=rewritten, **about)
+    made = rewrite(closed, {}, choice=Choice("cpu"))
+    given = lambda jaxpr: {}, None, None, (), (), {}, "cpu", "of this step"
     for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most
-        candidates = _compiles.Compiles(None, deadline)
-        run = _search.SearchRun(step, 1, print, candidates)
-        assert run._sequences(Choice("cpu")) == []
+        step = traced_step.TracedStep(lambda choice: made, *given)
+        left = _compiles.Compiles(None, deadline).left
+        one = SearchedStep(step, left=left)
+        (only,) = _sequences.OrderOperations().front(one, Choice("cpu"))
+        assert only.choice == Choice("cpu")
     assert 0 < asked[0] <= 0.5 and asked[1:] == [_sequences.PATIENCE]
 
 
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
-def test_an_order_that_keeps_products_apart_is_not_vain(target):
+def test_an_order_that_keeps_products_apart_is_not_vain(target, monkeypatch):
     """XLA:GPU would merge both, and hold weights and results side by side."""
     n = 256
     x = SDS((n, n), jnp.float32)
     closed = jax.make_jaxpr(lambda x, u, v: jnp.tanh(x @ u) * jnp.tanh(x @ v))(x, x, x)
-    given = None, lambda jaxpr: {}, None, None, (), (), {}, target, ""
-    run = _search.SearchRun(traced_step.TracedStep(*given), 1, print, None)
-    run.__dict__["_first"] = SimpleNamespace(unordered=closed)
+    made = SimpleNamespace(unordered=closed)
+    given = lambda jaxpr: {}, None, None, (), (), {}, target, ""
+    step = traced_step.TracedStep(lambda choice: made, *given)
     least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
-    run.__dict__["_behind_barriers"] = None
-    run._found[Choice(target)] = [SimpleNamespace(bytes=least)]
-    planned = Choice(target, (OperationOrder(planned=True),))
-    assert run._is_vain(planned, limit=1) == (target != "h100")
+    plain = Choice(target)
+    step.known.get(("sequences", plain), (), lambda: [Candidate(plain, least, 0.0)])
+    nothing = lambda self, step: iter(())
+    monkeypatch.setattr(_sequences.RecomputeBehindBarriers, "free", nothing)
+    is_vain = _sequences.OrderOperations().is_vain(SearchedStep(step, limit=1))
+    assert is_vain == (target != "h100")
 
 
 # -- once

@@ -16,12 +16,12 @@ from jaxmem.ir.graph import by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
+from jaxmem.scheduling.recompute.front import pareto_front, scans_in, space_of
 from jaxmem.scheduling.recompute.pairs import cut, pairs
+from jaxmem.scheduling.recompute.recompute_segments import in_segments
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import of_every_size
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
-from jaxmem.scheduling.search.front import pareto_front, space_of
-from jaxmem.scheduling.search.front_segments import in_segments
 from tests.scheduling.problem import array, assert_close
 from tests.scheduling.test_scan_residuals import scans
 from tests.sets import some_fast
@@ -310,7 +310,7 @@ def test_the_front_goes_on_below_one_input_a_layer():
     args = deep()
     closed = jax.make_jaxpr(jax.grad(plain_layers))(*args)
     first = rewrite(closed, {}, None, NO_CHOICE)
-    about = space_of(first.pairs, [(first.jaxpr, None)], "h100")
+    about = space_of(scans_in(first), [(first.jaxpr, None)], "h100")
     flat = pareto_front(about)
     candidates = in_segments(about, flat)
     row = 2 * 8192 * 256
@@ -321,9 +321,9 @@ def test_the_front_goes_on_below_one_input_a_layer():
         (r.bytes for r in candidates), reverse=True
     )
     assert [r.seconds for r in candidates] == sorted(r.seconds for r in candidates)
-    away = space_of(first.pairs, (), "h100", offload=True)
+    away = space_of(scans_in(first), (), "h100", offload=True)
     assert in_segments(away, [*flat, *pareto_front(away)]) == candidates
-    assert in_segments(space_of(first.pairs, (), "h100", named=True), flat) == []
+    assert in_segments(space_of(scans_in(first), (), "h100", named=True), flat) == []
 
 
 @pytest.mark.slow

@@ -15,11 +15,10 @@ from jaxmem.planning import peak
 from jaxmem.planning.remat import least
 from jaxmem.planning.remat.costs import Cost
 from jaxmem.scheduling._choice import Index
-from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
+from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.order.sequence import in_sequence
 from jaxmem.scheduling.order.updates import in_order
-from jaxmem.scheduling.plan.rows import Description, recomputed
 from jaxmem.scheduling.predict.dilated import with_dilated_inputs
 from jaxmem.scheduling.predict.operations import (
     Operations,
@@ -58,24 +57,7 @@ class Ordered:
     spreads: Spreads = field(default_factory=Spreads, repr=False)
 
 
-class OrderOperations(Pass[OperationOrder, Ordered]):
-    """Operations are put in order; some of them are done more than once."""
-
-    config = OperationOrder
-
-    def analyse(self, level: Level, config: OperationOrder) -> Iterator[Ordered]:
-        yield _ordered(level, config)
-
-    def apply(self, level: Level, rewrite: Ordered):
-        return rewrite.jaxpr
-
-    def describe(self, rewrite: Ordered, target: str) -> Description:
-        once = [(eqn, 1) for eqn in rewrite.recomputed]
-        rows = recomputed(once, target, rewrite.spreads)
-        return Description(recomputed=rows, notes=rewrite.notes)
-
-
-def _ordered(level: Level, config: OperationOrder) -> Ordered:
+def ordered(level: Level, config: OperationOrder) -> Ordered:
     closed, aliases = level.jaxpr, level.aliases
     if level.loop is None and config.sequence:
         return _repeated(level, config.sequence)

@@ -17,9 +17,13 @@ from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.ir.shards import InputSpreads, asked_by, of_spec
-from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._searched import Searched, SearchedStep
 
-_TIMES = 2  # a product makes much of little, or little of much, from this ratio on
+# A product makes much of little, or little of much, from this ratio on: below it both
+# arrays are about as large, and the order of two products says nothing of the peak.
+_TIMES = 2
 
 
 Bodies = dict[int, Callable]  # position of a scan -> what is done in its place
@@ -33,10 +37,12 @@ class ShrinkFirst:
     enabled: bool = False
 
 
-class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
+class ProductsThatShrinkFirst(Searched[ShrinkFirst, Bodies]):
     """Such barriers are put into the bodies of backward scans."""
 
     config = ShrinkFirst
+    orders = True
+    anywhere = True
 
     def analyse(self, level: Level, config: ShrinkFirst) -> Iterator[Bodies]:
         if not config.enabled:
@@ -53,6 +59,14 @@ class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
 
     def apply(self, level: Level, rewrite: Bodies):
         return done_otherwise(level.jaxpr, JaxprGraph(level.jaxpr), rewrite)
+
+    def free(self, step: SearchedStep) -> Iterator[ShrinkFirst]:
+        if step.named:  # names cannot say it
+            return
+        enabled = ShrinkFirst(enabled=True)
+        made = step.traced.rewritten(Choice(step.target, (enabled,)))
+        if made.did(ShrinkFirst):
+            yield enabled
 
 
 def _with_body(eqn, body, values: Values) -> list[Any]:

@@ -107,7 +107,9 @@ def _follow(recipe: Recipe, x):
     return jnp.squeeze(x, 0)
 
 
-_SMALLER = 4  # how many times less memory the arrays take that a constant is made of
+# How many times less memory the arrays take that a constant is made of: of what takes
+# about as much, the loop would read as many bytes and compute besides.
+_SMALLER = 4
 
 
 Leaves = Mapping[Any, set[Any]]  # constant of a scan -> arrays that it is made of

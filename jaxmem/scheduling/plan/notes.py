@@ -14,9 +14,10 @@ from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.memory import format_bytes
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.order.updates import Update, updates_of
 from jaxmem.scheduling.plan.fingerprint import fingerprint
+from jaxmem.scheduling.recompute.front import scans_in
 
 _NOT_OPENED = (Kind.JIT, Kind.BRANCH, Kind.SOLVE)
 
@@ -78,7 +79,7 @@ def _why_nothing(rewritten: Rewritten) -> str:
             "no layers are in a jax.lax.scan, and of those that are written out no "
             "update of a MiB or more is in place and followed by other gradients"
         )
-    if not rewritten.pairs:
+    if not scans_in(rewritten):
         return "no backward scan reads what a forward scan stacks for it alone"
     return "its scans keep nothing that can be recomputed from other residuals"
 

@@ -12,7 +12,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.memory.report.donation import device_bytes
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.plan.data import Axes, PlanData
 from jaxmem.scheduling.plan.json_text import as_json, plan_of
 from jaxmem.scheduling.plan.table import as_rich, as_text

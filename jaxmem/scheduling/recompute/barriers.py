@@ -20,8 +20,11 @@ from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.ir.scans import LARGE, is_var
 from jaxmem.memory import format_bytes
-from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._searched import Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.pairs import Cut, Pair
 from jaxmem.scheduling.recompute.unrolled import (
     Recomputed,
@@ -46,11 +49,12 @@ class Barriers:
     enabled: bool = False
 
 
-class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
+class RecomputeBehindBarriers(Searched[Barriers, Checkpoints | Casts]):
     """In layers that are written out, recomputation waits for its gradient."""
 
     config = Barriers
     repeats = True  # for the checkpoints, and then for the casts
+    for_all = True
 
     def analyse(self, level: Level, config: Barriers) -> Iterator[Checkpoints | Casts]:
         if not config.enabled or not has_both_passes(level):
@@ -76,6 +80,13 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
             size = format_bytes(sum(map(bytes_of, not_kept(*rewrite))))
             note = f"{size} of casts of weights are made in each pass, and not kept"
         return Description(notes=(note,))
+
+    def free(self, step: SearchedStep) -> Iterator[Barriers]:
+        enabled = Barriers(enabled=True)
+        if space_of_step(step).is_unrolled:
+            choice = Choice(step.target, (enabled,))
+            if step.traced.rewritten(choice).did(Barriers):
+                yield enabled
 
 
 def _is_early(level: Level, eqn) -> bool:

@@ -10,7 +10,7 @@ once: inside the `cond`. Weights that products need there are gathered there, an
 more for the gradient's products.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -24,9 +24,11 @@ from jaxmem.chips import CHIPS, get_target
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
-from jaxmem.scheduling._choice import Rate
+from jaxmem.scheduling._choice import Choice, Rate
 from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
+from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.minimum_cut import (
     SpreadPrice,
     least,
@@ -45,7 +47,15 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
 )
 from jaxmem.scheduling.recompute.pairs import Pair, cut, pairs
 from jaxmem.scheduling.recompute.recomputation import Recomputation
-from jaxmem.scheduling.recompute.residuals import handed_on, last_of, rewrite_of
+from jaxmem.scheduling.recompute.residuals import (
+    Recompute,
+    handed_on,
+    last_of,
+    rewrite_of,
+)
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments
+from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 
 
 @dataclass(frozen=True)
@@ -180,6 +190,50 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
 
     def apply(self, level: Level, rewrite: FirstLayersRewrite):
         return _with_recomputation(level.jaxpr, rewrite)
+
+    def between(
+        self, step: SearchedStep, rich: Candidate, poor: Candidate
+    ) -> Between | None:
+        space = space_of_step(step)
+        gathers = lambda one: seconds_of_gathers(space.scans, one, step.target)
+        return in_some_layers(rich, poor, space.layers, gathers)
+
+
+def in_some_layers(
+    rich: Candidate,
+    poor: Candidate,
+    layers: int,
+    gathers: Callable[[FirstLayers], float] = lambda config: 0.0,
+) -> Between | None:
+    """What lies between two candidates that differ in what layers recompute.
+
+    Args:
+      rich: what the other layers do.
+      poor: what the first ones do.
+      layers: of the longest scans.
+      gathers: seconds in which devices gather weights once more in first layers.
+    """
+    # What waits on the host, and segments, are for all layers, and so are tiles.
+    below, others = (one.choice.get(Recompute) for one in (poor, rich))
+    cuts, own = (_cuts_of(one.choice) for one in (rich, poor))
+    for_all = below.offload is not None or poor.choice.get(InSegments).sizes
+    if layers == 1 or cuts != own or for_all:
+        return None
+    gain, apart = poor.seconds - rich.seconds, any(one != type(one)() for one in own)
+
+    def first(n: int) -> Candidate:
+        fraction = n / layers
+        config = FirstLayers(below.rate, fraction, others.rate, apart)
+        seconds = rich.seconds + fraction * gain + gathers(config)
+        choice = rich.choice.having(config, Recompute())
+        return replace(rich, choice=choice, seconds=seconds)
+
+    return Between(layers, first, gain)
+
+
+def _cuts_of(choice: Choice) -> tuple[Any, ...]:
+    """What of a choice says in how many parts things are done."""
+    return tuple(map(choice.get, (Tiles, VocabularyTiles)))
 
 
 def rewrites(

@@ -2,7 +2,8 @@
 
 from typing import Any, Protocol, TypeVar
 
-from jaxmem.scheduling._pass import C, Pass
+from jaxmem.scheduling._pass import C
+from jaxmem.scheduling._searched import Searched
 from jaxmem.scheduling.plan.rows import Description, recomputed, residual
 from jaxmem.scheduling.recompute.pairs import Pair
 
@@ -25,7 +26,7 @@ class RecomputingRewrite(Protocol):
 R = TypeVar("R", bound=RecomputingRewrite)
 
 
-class Recomputation(Pass[C, R]):
+class Recomputation(Searched[C, R]):
     """Residuals of a pair of scans are recomputed, pair after pair."""
 
     repeats = True

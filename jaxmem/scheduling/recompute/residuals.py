@@ -16,14 +16,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.scans import (
-    is_mask,
-    is_var,
-    kept_size,
-    run_body,
-    scan_like,
-    split,
-)
+from jaxmem.ir.scans import is_mask, is_var, kept_size, run_body, scan_like, split
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes
@@ -39,7 +32,6 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     unpacked,
 )
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
-from jaxmem.scheduling.recompute.recomputation import Recomputation
 
 
 @dataclass(frozen=True)
@@ -54,23 +46,6 @@ class Recompute:
     # bytes a layer from which what is kept waits in the host's memory; None: nothing
     # does
     offload: Bytes | None = None
-
-
-class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
-    """In all layers of a scan, residuals that are worth it are recomputed."""
-
-    config = Recompute
-
-    def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
-        rewrites = rewrites_of(level, config)
-        return (r for r in rewrites if level.compared or clear_gain(level, r))
-
-    def apply(self, level: Level, rewrite: PairRewrite):
-        return with_recomputation(level.jaxpr, rewrite)
-
-    def left(self, level: Level, config: Recompute) -> Iterator[str]:
-        if not level.compared:
-            yield from unclear_gains(level, rewrites_of(level, config))
 
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:

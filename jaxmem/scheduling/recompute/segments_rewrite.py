@@ -5,7 +5,6 @@ scan comes to a segment, it runs its layers forward a second time and buffers wh
 of them, or the first layers of the segments inside, would have kept.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,8 +15,6 @@ from jaxmem import _compat
 from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import ahead, run_body, scan_like, split
 from jaxmem.scheduling._choice import Count, Rate
-from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     packed,
@@ -25,8 +22,7 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     stacked,
     unpacked,
 )
-from jaxmem.scheduling.recompute.recomputation import Recomputation
-from jaxmem.scheduling.recompute.segments import Segments, carries, segmented
+from jaxmem.scheduling.recompute.segments import Segments, carries
 
 
 @dataclass(frozen=True)
@@ -42,22 +38,7 @@ class InSegments:
     sizes: tuple[Count, ...] = ()
 
 
-class RecomputeSegments(Recomputation[InSegments, Segments]):
-    """Layers are run forward a second time, a segment of them at a time."""
-
-    config = InSegments
-
-    def analyse(self, level: Level, config: InSegments) -> Iterator[Segments]:
-        if not config.sizes:
-            return iter(())
-        price = price_at(config.rate, level.target)
-        return segmented(level.jaxpr, price, config.sizes, level.spreads)
-
-    def apply(self, level: Level, rewrite: Segments):
-        return _with_segments(level.jaxpr, rewrite)
-
-
-def _with_segments(closed, plan: Segments):
+def with_segments(closed, plan: Segments):
     """The jaxpr with the forward scan run a second time in the backward one."""
 
     def forward(eqn, ins: list, _) -> tuple[list, "_Kept"]:

@@ -33,7 +33,7 @@ from jaxmem.scheduling.plan.rows import (
 from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
-_SMALL = 1e-3  # of all that is kept: less is not worth a barrier
+_SMALL = 1e-3  # of all that is kept: less is not worth a barrier, which ends fusions
 
 
 def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:

@@ -6,324 +6,228 @@ were. Between the first candidate that fits and the one above it, as few layers 
 do take the lower one. The search ends where nothing better by `slack` may still fit.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-
-from jaxmem.memory import MemoryReport
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling.order.ordered import OperationOrder
-from jaxmem.scheduling.order.shrink_first import ShrinkFirst
-from jaxmem.scheduling.recompute.first_layers import FirstLayers
-from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.recompute.segments_rewrite import InSegments
-from jaxmem.scheduling.search.front import Candidate
-from jaxmem.scheduling.search.result import (
-    BudgetError,
-    ReportedTrial,
-    best_of,
-    by_peak,
-    progress_of,
-    trial_of,
-    unreachable,
-)
-from jaxmem.scheduling.search.tiled_front import cuts_of
+from jaxmem.scheduling._searched import Between, Candidate
+from jaxmem.scheduling.search.asks import Ask, Search, foreseen
+from jaxmem.scheduling.search.layers import in_few_layers
+from jaxmem.scheduling.search.peaks import Peaks
+from jaxmem.scheduling.search.result import ReportedTrial, best_of, by_peak, unreachable
 from jaxmem.scheduling.search.traced_step import OFF
 
-_SHRINK_FIRST = ShrinkFirst(enabled=True)
-_TRIES = 4  # compiles for the number of layers
-_FINER = 0.5  # of the slack: it is tried in more layers for less than other candidates
-_BETTER = 6  # compiles for candidates above the first that was found to fit
-_SHRINKING = 1.3  # of the budget: what products that wait for others may gain
-_CLOSE = 0.97  # of the budget: near enough
-_LAST = 3  # candidates of the least prediction, where that is one of tiles
-_STEP = 0.01  # of the least peak: sequences that differ by less are alike
+# Compiles for candidates above the first that was found to fit: by halves, 64 of them.
+_BETTER = 6
+# Of the budget, from which on a peak is compiled again with what costs nothing. No
+# measurement says how much that may gain: a larger one costs compiles, and no more.
+_GAINS = 1.3
+# Of the budget: what fits and leaves more of it shows that predictions are off. Without
+# that, 34 % of Llama was recomputed in 8,406 MiB, where a candidate with 11 % fits.
+_CLOSE = 0.97
+# Of the least peak, by which those differ that are compiled to find it: as little as
+# the seconds (`ENOUGH`) that are not worth another compile.
+_STEP = 0.01
 
 
-Compile = Callable[[Choice], MemoryReport | None]
-
-
-@dataclass
+@dataclass(frozen=True)
 class BudgetSearch:
-    """Candidates that were compiled, and what follows for the others."""
+    """A search among candidates.
 
-    candidates: Sequence[Candidate]  # by descending bytes and ascending seconds
-    layers: int  # of the longest scans
-    budget: int  # bytes
-    compile: Compile  # from a choice to its report; None where nothing fits
-    tell: Callable[[str], None]  # shows a line of progress
-    can_shrink_first: bool = False  # whether products can wait for others
-    # what was compiled, in order
-    tried: list[ReportedTrial] = field(default_factory=list)
-    # of whole candidates, by number
-    peaks: dict[int, float] = field(default_factory=dict)
-    rest: float | None = None  # a peak less the bytes kept, as another front had it
-    slack: float = 0.0  # seconds that are not worth another compile
-    audit: bool = True  # whether what the compiler made of a choice is looked at
-    most: float = math.inf  # compiles, once something has been found to fit
-    # seconds in which devices gather weights once more in first layers
-    gathers: Callable[[FirstLayers], float] = lambda config: 0.0
-    # told what is compiled now, and what probably next
-    ahead: Callable[[Sequence[Choice]], None] = lambda choices: None
+    Attributes:
+      candidates: by descending bytes and ascending seconds.
+      budget: bytes.
+      tried: what was compiled before.
+      rest: a peak less the bytes kept, as another front had it.
+      slack: seconds that are not worth another compile.
+      most: compiles, once something has been found to fit.
+      free: a configuration that costs nothing, and may help where little is missing.
+      uncertain: how many of the last candidates may be the least, once compiled;
+        infinity if any may.
+      between: what lies between two candidates, if anything.
+    """
 
-    def run(self) -> ReportedTrial:
+    candidates: Sequence[Candidate]
+    budget: int
+    tried: Sequence[ReportedTrial] = ()
+    rest: float | None = None
+    slack: float = 0.0
+    most: float = math.inf
+    free: Any = None
+    uncertain: float = 1
+    between: Callable[[Candidate, Candidate], Between | None] = lambda *ends: None
+
+    def search(self) -> Search[ReportedTrial]:
         """The choice with the fewest seconds whose compiled peak fits."""
-        self._start = list(self.tried), dict(self.peaks)
-        with suppress(_Enough):
-            self._look()
-        best = best_of(self.tried, self.budget)
-        assert best is not None
-        return best
-
-    def _look(self) -> None:
-        first = self._nearby(self._first_that_fits())
-        if first > 0 and self.layers > 1:
-            self._in_first_layers(first)
-
-    def _first_that_fits(self) -> int:
-        above, fits = -1, len(self.candidates)
-        at = self._guess(above, fits)
-        while above + 1 < fits:
-            if self._peak(at) <= self.budget:
-                fits = at
-            else:
-                above = at
-            at = self._guess(above, fits)
-            if at == fits:
-                return fits
-        if fits == len(self.candidates):
-            self._explore()
-            fit = (i for i, peak in self.peaks.items() if peak <= self.budget)
-            fits = min(fit, default=fits)
-        if fits == len(self.candidates):
-            raise unreachable(self.budget, min(self.tried, key=by_peak))
-        return fits
-
-    def _explore(self) -> None:
-        """Compiles what may have the least peak, whatever the budget is."""
-        # A sequence can take more than predicted: then one of which more was predicted
-        # may take less. Looked at are, from the least on, all that would be below the
-        # best if what they take above their prediction is the least that was seen. None
-        # of this depends on the budget, and so the least does not.
-        last = self.candidates[-1].choice
-        if _is_cut(last):
-            # XLA may not take the smallest tiles as they are predicted
-            for i in reversed(range(len(self.candidates))[-_LAST:]):
-                self._either(i)
-        if not last.get(OperationOrder).sequence:
-            return
-        seen, last = {0: self._peak(0)}, -math.inf
-        for i in reversed(range(len(self.candidates))):
-            candidate, best = self.candidates[i], min(seen.values())
-            above = (peak - self.candidates[k].bytes for k, peak in seen.items())
-            lowest = candidate.bytes + min(filter(math.isfinite, above), default=0.0)
-            if lowest >= best:
-                break
-            if candidate.bytes - last >= _STEP * best:
-                seen[i], last = self._either(i), candidate.bytes
-
-    def _either(self, i: int) -> float:
-        """The compiled peak, with `ShrinkFirst` or without, whatever the budget."""
-        candidate = self.candidates[i]
-        choices = [candidate.choice]
-        if self.can_shrink_first:
-            choices.append(candidate.choice.having(_SHRINK_FIRST))
-        tried = {t.choice for t in self.tried}
-        for choice in choices:
-            if choice not in tried:
-                self._compiled(choice, candidate.seconds, self._expected(i))
-        self.peaks[i] = min(t.peak for t in self.tried if t.choice in choices)
-        return self.peaks[i]
-
-    def _nearby(self, fits: int) -> int:
-        """Candidates above that a prediction from afar has ruled out wrongly."""
-        # The next one where it was ruled out narrowly. Where the candidate that fits
-        # leaves much of the budget, predictions are off: then the one halfway to those
-        # known not to fit.
-        for _ in range(_BETTER):
-            unfit = (i for i, peak in self.peaks.items() if peak > self.budget)
-            above = max((i for i in unfit if i < fits), default=-1)
-            if above + 1 == fits or self._gain(above + 1, fits) <= self.slack:
-                break
-            narrowly = self._expected(fits - 1) <= OFF * self.budget
-            wasteful = self.peaks[fits] < _CLOSE * self.budget
-            if not (narrowly or wasteful):
-                break
-            at = fits - 1 if narrowly else (above + fits) // 2
-            if self._peak(at) <= self.budget:
-                fits = at
-        return fits
-
-    def _gain(self, rich: int, poor: int) -> float:
-        return self.candidates[poor].seconds - self.candidates[rich].seconds
-
-    def _guess(self, above: int, fits: int) -> int:
-        """The first candidate, between those known, that is expected to fit."""
-        for i in range(above + 1, min(fits, len(self.candidates))):
-            if self._expected(i) <= self.budget:
-                return i
-        return fits if fits < len(self.candidates) else len(self.candidates) - 1
-
-    def _expected(self, i: int) -> float:
-        if not self.peaks:
-            return 0.0 if self.rest is None else self.candidates[i].bytes + self.rest
-        known = [k for k, peak in self.peaks.items() if math.isfinite(peak)]
-        if not known:
-            return math.inf
-        rich = max((k for k in known if k <= i), default=None)
-        poor = min((k for k in known if k >= i), default=None)
-        if rich is not None and poor is not None:
-            ends = poor, rich  # np.interp wants them ascending
-            kept = [self.candidates[k].bytes for k in ends]
-            peaks = [self.peaks[k] for k in ends]
-            return float(np.interp(self.candidates[i].bytes, kept, peaks))
-        near = max(known) if poor is None else poor
-        return self.peaks[near] + self.candidates[i].bytes - self.candidates[near].bytes
-
-    def _peak(self, i: int) -> float:
-        if i in self.peaks:
-            return self.peaks[i]
-        candidate = self.candidates[i]
-        expected = self._expected(i) if self.peaks else None
-        self.peaks[i] = self._try(candidate.choice, candidate.seconds, expected)
-        return self.peaks[i]
-
-    def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
-        """The compiled peak; with products that wait for others where that may help."""
-        if self._shrinks_first():
-            return self._compiled(choice.having(_SHRINK_FIRST), seconds, expected)
-        peak = self._compiled(choice, seconds, expected)
-        is_near = may_shrink(peak, self.budget)
-        is_last = peak > self.budget and choice == self.candidates[-1].choice
-        if self.can_shrink_first and (is_near or is_last):
-            choice = choice.having(_SHRINK_FIRST)
-            peak = min(peak, self._compiled(choice, seconds, peak))
-        return peak
-
-    def _shrinks_first(self) -> bool:
-        """Whether a candidate fits only because some products wait for others."""
-        peaks = {t.choice: t.peak for t in self.tried}
-        waits = [c for c in peaks if c.get(ShrinkFirst) == _SHRINK_FIRST]
-        plain = {c: c.having(ShrinkFirst()) for c in waits}
-        fits = lambda choice: peaks.get(choice, 0.0) <= self.budget
-        return any(fits(c) and not fits(plain[c]) for c in waits)
-
-    def _compiled(
-        self, choice: Choice, seconds: float, expected: float | None
-    ) -> float:
-        best = best_of(self.tried, self.budget)
-        if best is not None and len(self.tried) >= self.most:
-            raise _Enough
-        self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
-        self.ahead([choice, *self._following()])
-        known = expected, seconds, self.audit
-        self.tried.append(trial_of(choice, self.compile(choice), *known))
-        return self.tried[-1].peak
-
-    def _following(self) -> list[Choice]:
-        """What is probably compiled after the next one; empty where it is the last."""
-        # If that comes out as expected, else if it does not fit.
-        tried, peaks = self._start
-        for supposed in (None, self.budget + 1.0):
-            fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-            search = _Lookahead(**fields | {"tried": list(tried), "peaks": dict(peaks)})
-            search.known = {t.choice: t.peak for t in self.tried}
-            search.supposed = supposed
-            try:
-                search.run()
-            except _NextCompile as asked:
-                return [asked.args[0]]
-            except BudgetError:
-                pass
-        return []
-
-    def _in_first_layers(self, low: int) -> None:
-        """Tries as few layers as will do on candidate `low`, the others one above."""
-        # What waits on the host, and segments, are for all layers, and so are tiles.
-        poor = self.candidates[low]
-        cuts = [cuts_of(one.choice) for one in self.candidates[: low + 1]]
-        above = max((i for i in range(low) if cuts[i] == cuts[low]), default=None)
-        if above is None:
-            return
-        rich = self.candidates[above]
-        below = poor.choice.get(Recompute)
-        if below.offload is not None or poor.choice.get(InSegments).sizes:
-            return
-        few, most = (0, self._expected(above)), (self.layers, self.peaks[low])
-        taken = next(t.choice for t in self.tried if t.peak == self.peaks[low])
-        for _ in range(_TRIES):
-            layers = self._fewest(few, most)
-            gain = (most[0] - few[0] - 1) / self.layers * self._gain(above, low)
-            if layers is None or gain <= _FINER * self.slack:
-                return
-            fraction = layers / self.layers
-            others = rich.choice.get(Recompute).rate
-            first = FirstLayers(below.rate, fraction, others, _is_cut(poor.choice))
-            kinds = first, Recompute(), taken.get(ShrinkFirst)
-            choice = rich.choice.having(*kinds)
-            seconds = rich.seconds + fraction * (poor.seconds - rich.seconds)
-            seconds += self.gathers(first)
-            peak = self._compiled(choice, seconds, self._line(few, most, layers))
-            if few[0] == 0 and peak == few[1] > self.budget:
-                return  # at their rate they recompute nothing that others do not
-            if peak > self.budget:
-                few = layers, peak
-            else:
-                most = layers, peak
-
-    def _fewest(self, few: tuple[int, float], most: tuple[int, float]) -> int | None:
-        """The least number of layers that should do; None where there is none left."""
-        for layers in range(few[0] + 1, most[0]):
-            if self._line(few, most, layers) <= self.budget:
-                return layers
-        return most[0] - 1 if few[0] + 1 < most[0] else None
-
-    @staticmethod
-    def _line(few: tuple[int, float], most: tuple[int, float], layers: int) -> float:
-        if not math.isfinite(few[1]):
-            few = few[0], 2 * most[1]
-        share = (layers - few[0]) / (most[0] - few[0])
-        return few[1] + share * (most[1] - few[1])
-
-
-def may_shrink(peak: float, budget: float) -> bool:
-    """Whether it does not fit, but may where products wait for others."""
-    return budget < peak <= _SHRINKING * budget
-
-
-def _is_cut(choice: Choice) -> bool:
-    """Whether a choice asks for tiles."""
-    return any(cuts != type(cuts)() for cuts in cuts_of(choice))
+        return foreseen(lambda: _BudgetRun(self).search(), self.budget)
 
 
 class _Enough(Exception):
     """What was found will do."""
 
 
-class _NextCompile(Exception):
-    """What a search would compile next."""
+@dataclass
+class _BudgetRun:
+    """A search on its way."""
 
+    asked: BudgetSearch
+    tried: list[ReportedTrial] = field(init=False)
+    peaks: Peaks = field(init=False)
 
-class _Lookahead(BudgetSearch):
-    """A search gone through once more, to see what comes after its next compile."""
+    def __post_init__(self):
+        asked = self.asked
+        self.tried = list(asked.tried)
+        known = {t.choice: t.peak for t in self.tried}
+        numbered = enumerate(asked.candidates)
+        known = {i: known[c.choice] for i, c in numbered if c.choice in known}
+        self.peaks = Peaks(asked.candidates, asked.budget, known, asked.rest)
 
-    known: dict[Choice, float]
-    supposed: float | None  # the next compile's peak; as expected where None
-    asked = False
+    def search(self) -> Search[ReportedTrial]:
+        with suppress(_Enough):
+            fits = yield from self._first_that_fits()
+            fits = yield from self._nearby(fits)
+            if fits > 0:
+                yield from self._in_few_layers(fits)
+        best = best_of(self.tried, self.asked.budget)
+        assert best is not None
+        return best
+
+    def _first_that_fits(self) -> Search[int]:
+        peaks, above, fits = self.peaks, -1, len(self.asked.candidates)
+        at = peaks.guess(above, fits)
+        while above + 1 < fits:
+            if (yield from self._peak(at)) <= peaks.budget:
+                fits = at
+            else:
+                above = at
+            at = peaks.guess(above, fits)
+            if at == fits:
+                return fits
+        if fits == len(peaks.candidates):
+            yield from self._explore()
+            fit = (i for i, peak in peaks.known.items() if peak <= peaks.budget)
+            fits = min(fit, default=fits)
+        if fits == len(peaks.candidates):
+            raise unreachable(peaks.budget, min(self.tried, key=by_peak))
+        return fits
+
+    def _explore(self) -> Search[None]:
+        """Compiles what may have the least peak, whatever the budget is."""
+        every = range(len(self.asked.candidates))
+        if math.isinf(self.asked.uncertain):
+            yield from self._may_be_least(every)
+        elif self.asked.uncertain > 1:
+            for i in reversed(every[-int(self.asked.uncertain) :]):
+                yield from self._either(i)
+
+    def _may_be_least(self, every: range) -> Search[None]:
+        # A sequence can take more than predicted: then one of which more was predicted
+        # may take less. Looked at are, from the least on, all that would be below the
+        # best if what they take above their prediction is the least that was seen. None
+        # of this depends on the budget, and so the least does not.
+        first = yield from self._peak(0)
+        seen, last = Peaks(self.asked.candidates, 0, {0: first}), -math.inf
+        for i in reversed(every):
+            size, best = self.asked.candidates[i].bytes, min(seen.known.values())
+            if seen.lowest(i) >= best:
+                break
+            if size - last >= _STEP * best:
+                seen.known[i], last = (yield from self._either(i)), size
+
+    def _either(self, i: int) -> Search[float]:
+        """The compiled peak, with what costs nothing or without; for any budget."""
+        candidate = self.asked.candidates[i]
+        choices = [candidate.choice, *self._freely(candidate.choice)]
+        tried = {t.choice for t in self.tried}
+        for choice in choices:
+            if choice not in tried:
+                expected = self.peaks.expected(i)
+                yield from self._compiled(choice, candidate.seconds, expected)
+        peak = min(t.peak for t in self.tried if t.choice in choices)
+        self.peaks.known[i] = peak
+        return peak
+
+    def _nearby(self, fits: int) -> Search[int]:
+        """Candidates above that a prediction from afar has ruled out wrongly."""
+        # The next one where it was ruled out narrowly. Where the candidate that fits
+        # leaves much of the budget, predictions are off: then the one halfway to those
+        # known not to fit.
+        peaks = self.peaks
+        for _ in range(_BETTER):
+            above = peaks.unfit(fits)
+            if above + 1 == fits or peaks.gain(above + 1, fits) <= self.asked.slack:
+                break
+            narrowly = peaks.expected(fits - 1) <= OFF * peaks.budget
+            wasteful = peaks.known[fits] < _CLOSE * peaks.budget
+            if not (narrowly or wasteful):
+                break
+            at = fits - 1 if narrowly else (above + fits) // 2
+            if (yield from self._peak(at)) <= peaks.budget:
+                fits = at
+        return fits
+
+    def _peak(self, i: int) -> Search[float]:
+        known, candidate = self.peaks.known, self.asked.candidates[i]
+        if i not in known:
+            expected = self.peaks.expected(i) if known else None
+            known[i] = yield from self._try(candidate, expected)
+        return known[i]
+
+    def _try(self, candidate: Candidate, expected: float | None) -> Search[float]:
+        """The compiled peak; with what costs nothing, where that may help."""
+        choice, seconds, budget = candidate.choice, candidate.seconds, self.asked.budget
+        if self._helps():
+            (choice,) = self._freely(choice)
+            return (yield from self._compiled(choice, seconds, expected))
+        peak = yield from self._compiled(choice, seconds, expected)
+        is_last = peak > budget and choice == self.asked.candidates[-1].choice
+        if may_gain(peak, budget) or is_last:
+            for having in self._freely(choice):
+                peak = min(peak, (yield from self._compiled(having, seconds, peak)))
+        return peak
+
+    def _freely(self, choice: Choice) -> Iterator[Choice]:
+        """The same choice with what costs nothing, if there is that."""
+        if self.asked.free is not None:
+            yield choice.having(self.asked.free)
+
+    def _helps(self) -> bool:
+        """Whether a candidate fits only because of what costs nothing."""
+        free, peaks = self.asked.free, {t.choice: t.peak for t in self.tried}
+        having = [c for c in peaks if free is not None and free in c.configs]
+        plain = {c: c.having(type(free)()) for c in having}
+        fits = lambda choice: peaks.get(choice, 0.0) <= self.asked.budget
+        return any(fits(c) and not fits(plain[c]) for c in having)
 
     def _compiled(
         self, choice: Choice, seconds: float, expected: float | None
-    ) -> float:
-        peak = self.known.get(choice)
-        if peak is None and self.asked:
-            raise _NextCompile(choice)
-        if peak is None:
-            self.asked = True
-            peak = expected if self.supposed is None else self.supposed
-        peak = float(self.budget) if peak is None else peak
-        self.tried.append(ReportedTrial(choice, peak, expected, seconds, None))
-        return peak
+    ) -> Search[float]:
+        found = best_of(self.tried, self.asked.budget) is not None
+        if found and len(self.tried) >= self.asked.most:
+            raise _Enough
+        self.tried.append((yield Ask(choice, seconds, expected)))
+        return self.tried[-1].peak
+
+    def _in_few_layers(self, low: int) -> Search[None]:
+        """Candidate `low` in as few layers as will do, in the others one above."""
+        asked, peaks = self.asked, self.peaks
+        ends = ((i, asked.candidates[i]) for i in reversed(range(low)))
+        found = ((i, asked.between(c, asked.candidates[low])) for i, c in ends)
+        above, between = next((two for two in found if two[1] is not None), (0, None))
+        if between is None:
+            return
+        taken = next(t.choice for t in self.tried if t.peak == peaks.known[low])
+        free = () if asked.free is None else (taken.get(type(asked.free)),)
+        compiled = lambda one, expected: self._compiled(
+            one.choice.having(*free), one.seconds, expected
+        )
+        about = (peaks.expected(above), peaks.known[low]), asked.budget, asked.slack
+        yield from in_few_layers(between, *about, compiled)
+
+
+def may_gain(peak: float, budget: float) -> bool:
+    """Whether it does not fit, but may with what costs nothing."""
+    return budget < peak <= _GAINS * budget

@@ -13,14 +13,16 @@ from jaxmem.ir.shards import of_shardings
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling._shardings import argument_shardings
 from jaxmem.scheduling.order.ordered import recomputed_peak
-from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
-from jaxmem.scheduling.search.front_segments import in_segments
-from jaxmem.scheduling.search.micro_batch_front import first_counts
-from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
+from jaxmem.scheduling.recompute.front import pareto_front, space_in
+from jaxmem.scheduling.recompute.recompute_segments import in_segments
 from jaxmem.scheduling.search.traced_step import TracedStep
+from jaxmem.scheduling.tiling.micro_batch_front import first_counts
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
+from jaxmem.scheduling.tiling.tiled_front import beside_sequences, with_tiles
+from jaxmem.scheduling.tiling.tiles import tiles_to
 
 _PARTS = 16  # micro-batches
 _RECOMPUTES = "more is recomputed"
@@ -88,7 +90,7 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
     """
     plain = Choice(step.target)
     first = step.rewritten(plain, ordered=False)
-    space = space_of(first.pairs, first.lists, step.target, branches=first.branches)
+    space = space_in(first)
     if space.is_unrolled:
         yield _recomputed(step, plain), _RECOMPUTES
         flat = [Candidate(plain, step.predicted(plain), 0.0)]
@@ -100,7 +102,7 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
         size = step.predicted(plain.having(MicroBatches(n)))
         yield size, f"the step runs in {n} micro-batches"
     tiled = beside_sequences if space.is_unrolled else with_tiles
-    for one in tiled(step, flat, enough):
+    for one in tiled(step, flat, tiles_to, enough):
         yield one.bytes, "regions of it run in tiles"
 
 

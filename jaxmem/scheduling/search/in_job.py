@@ -15,7 +15,7 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir.jaxprs import is_array
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.search.outcome import SearchOutcome
 
 _FOLDER = "jaxmem/search"

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from jaxmem.memory.compile import cache
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.search.outcome import SearchOutcome
 
 _LOCKS = 2  # digits of the key in a lock's name: few files, few searches that wait

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxmem.memory.compile import cache, caller_flags
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.plan.fingerprint import fingerprint
 from jaxmem.scheduling.search.result import BudgetError, SearchResult
 

@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem.auditing import AuditFinding, findings_of
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._rewritten import Rewritten
 
 
 class BudgetError(ValueError):

@@ -17,8 +17,8 @@ from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.predict.operations import (
     as_compiled,
     compiled_peak,

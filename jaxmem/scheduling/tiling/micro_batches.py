@@ -1,20 +1,17 @@
-"""The pass that runs a whole step on some examples at a time, up to the gradients."""
+"""Where a whole step can run on some examples at a time, up to the gradients."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import Spreads
-from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Count
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.tiling.batch import Batch, find
-from jaxmem.scheduling.tiling.batch_loop import in_parts, is_batch_loop, sum_bytes
-from jaxmem.scheduling.tiling.batch_row import row_of
+from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
 
 
 @dataclass(frozen=True)
@@ -25,40 +22,19 @@ class MicroBatches:
     n: Count = 1
 
 
-class RunInMicroBatches(Pass[MicroBatches, Batch]):
-    """What a step holds for all of its examples, for a part of them at a time."""
-
-    # It comes first: the other passes then find the loop's body as they would find that
-    # of a user who had written the loop.
-    config = MicroBatches
-
-    def analyse(self, level: Level, config: MicroBatches) -> Iterator[Batch]:
-        found = _found(level, config)
-        if isinstance(found, Batch):
-            yield found
-
-    def apply(self, level: Level, rewrite: Batch) -> Any:
-        return in_parts(level.jaxpr, rewrite)
-
-    def describe(self, rewrite: Batch, target: str) -> Description:
-        note = (
-            f"the step runs on its examples in {rewrite.n} micro-batches; what they "
-            f"add up takes {format_bytes(sum_bytes(rewrite))}"
-        )
-        return Description(notes=(note,), tiles=(row_of(rewrite, target),))
-
-    def left(self, level: Level, config: MicroBatches) -> Iterator[str]:
-        found = _found(level, config)
-        if isinstance(found, str):
-            yield f"the step does not run in {config.n} micro-batches: {found}"
-
-
-def _found(level: Level, config: MicroBatches) -> Batch | str | None:
+def batch_in(level: Level, config: MicroBatches) -> Batch | str | None:
     """The region; why there is none; None where it was not asked for."""
     jaxpr = jaxprs.split(level.jaxpr)[0]
     if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
         return None
     return find(level.jaxpr, config.n, _given(level), _spreads(level))
+
+
+def left_whole(level: Level, config: MicroBatches) -> Iterator[str]:
+    """A sentence on what keeps a step from running in micro-batches, if anything."""
+    found = batch_in(level, config)
+    if isinstance(found, str):
+        yield f"the step does not run in {config.n} micro-batches: {found}"
 
 
 def lengths(level: Level) -> set[int]:

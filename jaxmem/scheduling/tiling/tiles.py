@@ -1,6 +1,7 @@
 """The pass that runs parts of a step in tiles, where they hold too much at one time."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,15 +10,19 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._choice import Bytes, Count
-from jaxmem.scheduling._pass import Level, Pass, has_level
+from jaxmem.scheduling._pass import Level, has_level
 from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.search.traced_step import OFF
 from jaxmem.scheduling.tiling.best import Asked, best
 from jaxmem.scheduling.tiling.list_regions import Found, ListRegions
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
+from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, in_tiles
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -52,10 +57,12 @@ class TiledLists:
     tiles: tuple[Tile, ...]
 
 
-class TileRegions(Pass[Tiles, TiledLists]):
+class TileRegions(Searched[Tiles, TiledLists]):
     """What a list of equations holds at one time, less of it."""
 
     config = Tiles
+    in_parts = True
+    last = UNCERTAIN
 
     def analyse(self, level: Level, config: Tiles) -> Iterator[TiledLists]:
         # what runs in tiles already is left as it is
@@ -77,6 +84,26 @@ class TileRegions(Pass[Tiles, TiledLists]):
         rows = (row_of(t.eqns, t.found, t.times) for t in rewrite.tiles)
         notes = (note for t in rewrite.tiles for note in whole_ones(t.eqns, t.found))
         return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
+
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        if math.isfinite(bound.seconds):  # asked first: it has nothing better
+            return ()
+        above = bound.above(step.front[0].choice, math.inf)
+        room = bound.limit / OFF - above  # what surely fits
+        return in_tiles(step.traced, step.front, tiles_to, room)
+
+    def refined(self, step: SearchedStep, front: Front) -> Front:
+        return in_tiles(step.traced, front, tiles_to)
+
+    def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
+        done = (pair for record in made.records for pair in record.rewrites)
+        tiles = (rewrite for one, rewrite in done if one.config is Tiles)
+        return [n for t in tiles for n in self.describe(t, step.target).notes]
+
+
+def tiles_to(limit: int) -> tuple[Tiles, ...]:
+    """The configuration that takes what runs at one time to a limit."""
+    return (Tiles(limit=limit),)
 
 
 def is_tile_loop(eqn) -> bool:

@@ -1,6 +1,7 @@
 """The pass that puts a head with its loss in loops over the vocabulary."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,9 +10,13 @@ from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.scheduling._choice import Bytes, Count
-from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
+from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, in_tiles
+from jaxmem.scheduling.tiling.tiles import tiles_to
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
 from jaxmem.scheduling.tiling.vocabulary_loop import in_blocks
@@ -54,10 +59,15 @@ class VocabularyTile:
         return self.plan.graph.eqns[self.plan.found.product]
 
 
-class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
+class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
     """Logits, loss and their gradients without an array of tokens by vocabulary."""
 
     config = VocabularyTiles
+    in_parts = True
+    # Products done twice must save that. A predicted step is off by up to a tenth
+    # (`jaxmem.memory.StepTime`), so that two of them differ by twice that.
+    margin = 0.2
+    last = UNCERTAIN
     repeats = True
 
     def analyse(
@@ -98,6 +108,20 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
         for plan in _heads(level, config)[1]:
             if isinstance(plan, str):
                 yield f"a softmax is not computed block by block: {plan}"
+
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        found = in_tiles(step.traced, step.front, _blocks_to, -math.inf, True)
+        return list(filter(bound.allows, found))
+
+    def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
+        every = VocabularyTiles(limit=0)
+        left = lambda level: list(self.left(level, every))
+        levels = made.entered(VocabularyTiles)
+        return [note for level in levels for note in level.looked_at(left)]
+
+
+def _blocks_to(limit: int) -> tuple[Any, ...]:
+    return *tiles_to(limit), VocabularyTiles(limit=limit)
 
 
 def _heads(

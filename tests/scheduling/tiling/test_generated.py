@@ -16,7 +16,8 @@ import pytest
 
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.tiling.tiles import Tiles
 from tests.scheduling.tiling.generated import Generated, generated
 from tests.scheduling.tiling.roundings import longest

@@ -16,7 +16,8 @@ import pytest
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import size_of
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.tiling.tiles import Tile, TiledLists, Tiles
 
 pytestmark = pytest.mark.usefixtures("x64", "standard_jax")

@@ -10,10 +10,10 @@ import pytest
 
 from jaxmem import estimate, schedule
 from jaxmem.chips import CHIPS
-from jaxmem.scheduling import BudgetError, Plan, _scheduled
+from jaxmem.scheduling import BudgetError, Plan, _finder
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.search.micro_batch_front import (
+from jaxmem.scheduling.tiling.micro_batch_front import (
     in_least_seconds,
     in_micro_batches,
     why_not,
@@ -78,7 +78,7 @@ def traced(monkeypatch):
             seen.append(step)
             raise InterruptedError
 
-        monkeypatch.setattr(_scheduled, "search", search)
+        monkeypatch.setattr(_finder, "search", search)
         with pytest.raises(InterruptedError):
             schedule(step, 1, target="h100", donate_argnums=0).find(args, {})
         return seen[0]

@@ -12,8 +12,11 @@ from jaxmem.scheduling import BudgetError, Plan
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
-from jaxmem.scheduling.search import search
-from jaxmem.scheduling.search.front import Candidate
+from jaxmem.scheduling._searched import Candidate, SearchedStep
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search.result import ReportedTrial
+from jaxmem.scheduling.search.strategy import Strategy
+from jaxmem.scheduling.search.trials import Trials
 from jaxmem.scheduling.tiling import list_regions
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
@@ -179,12 +182,13 @@ def test_limits_share_what_is_found_of_a_list(monkeypatch):
 
 
 def test_no_tiles_are_looked_for_where_the_slack_will_do():
-    flat = [Candidate(Choice("h100"), 100, 0.0), Candidate(Choice("h100"), 50, 1.0)]
-    first = SimpleNamespace(peak=1100.0)
-    for slack, budget, near in ((1.0, 1060, True), (0.9, 1060, False), (1.0, 1, False)):
-        run = search.SearchRun(SimpleNamespace(), budget, print, None, tile=True)
-        run._flat, run.__dict__["_slack"] = flat, slack
-        assert run._is_near(first) == near
+    plain, other = Choice("h100"), Choice("h100", (Recompute(1.0),))
+    flat = [Candidate(plain, 100, 0.0), Candidate(other, 50, 1.0)]
+    for slack, limit, near in ((1.0, 1060, True), (0.9, 1060, False), (1.0, 1, False)):
+        traced = SimpleNamespace(slack=lambda slack=slack: slack)
+        step = SearchedStep(traced, limit=limit, front=flat)
+        tried = [ReportedTrial(plain, 1100.0, None, 0.0, None)]
+        assert Strategy(step, (), Trials(limit, tried))._is_near() == near
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.tiling.regions import RegionGraph, find, in_more_parts
 from jaxmem.scheduling.tiling.tiles import Tile, TileRegions, Tiles

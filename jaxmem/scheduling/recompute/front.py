@@ -13,29 +13,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.chips import CHIPS
+from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling.recompute.branches import InBranches
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descending
+from jaxmem.scheduling.recompute.branches import InBranches, in_parts
 from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
-from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.recompute.unrolled import Unrolled, unrolled, without_loops
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments
+from jaxmem.scheduling.recompute.unrolled import (
+    Unrolled,
+    has_both_passes,
+    unrolled,
+    without_loops,
+)
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
 _STEP = 8.0  # from one rate to the next that is looked at
-LEAST = 2e-3  # of what is kept at first: what two candidates differ by, or they are one
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A choice, and what is predicted for it."""
-
-    choice: Choice  # what the passes are asked to do
-    # what is kept from the forward to the backward pass, or another figure that differs
-    # from the peak by about as much on every candidate
-    bytes: int
-    seconds: float  # of recomputation
-    flops: float = 0.0  # of matmuls that are recomputed; only segments have them
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,49 @@ class SearchSpace:
         if self.named:
             return 1
         return max((pair.length for pair in self.scans), default=1)
+
+
+def scans_in(step: Rewritten) -> tuple[Pair, ...]:
+    """The pairs of scans as they are before anything is recomputed."""
+    levels = step.entered(InSegments)
+    return tuple(p for level in levels for p in pairs(level.jaxpr, level.spreads))
+
+
+def branches_in(step: Rewritten) -> tuple[Pair, ...]:
+    """What forward `cond`s leave for backward ones, all being kept."""
+    found = (level.looked_at(in_parts) for level in step.entered(InBranches))
+    return tuple(pair for both in found if both is not None for pair in both[1:])
+
+
+def lists_in(step: Rewritten) -> tuple[Any, ...]:
+    """The lists of equations that may hold both passes, before the same.
+
+    Each with how its inputs are spread over devices.
+    """
+    both = filter(has_both_passes, step.entered(Unrolled))
+    return tuple((level.jaxpr, level.spreads) for level in both)
+
+
+def space_in(
+    step: Rewritten, named: bool = False, offload: bool = False, waiting: float = 0.0
+) -> SearchSpace:
+    """What can be varied in a step, of which nothing is recomputed yet."""
+    lists = () if named else lists_in(step)
+    how = named, offload, waiting, branches_in(step)
+    return space_of(scans_in(step), lists, step.target, *how)
+
+
+def space_of_step(step: SearchedStep) -> SearchSpace:
+    """What a search can vary in its step."""
+    key = "space", step.named, step.offload
+    return step.traced.known.get(key, (), lambda: _space_of_step(step))
+
+
+def _space_of_step(step: SearchedStep) -> SearchSpace:
+    choice = Choice(step.target, (Recompute(named=step.named),))
+    first = step.traced.rewritten(choice)
+    about = first.unordered, CHIPS[step.target].machine, step.traced.spreads
+    return space_in(first, step.named, step.offload, waiting_for_host(*about))
 
 
 def space_of(
@@ -130,15 +169,6 @@ def _cheapest(space: SearchSpace, candidate: Candidate, least: float) -> Candida
             break
         best = following
     return best
-
-
-def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]:
-    """Those that keep less than the one before, by more than `least` bytes."""
-    kept = list(candidates[:1])
-    for candidate in candidates[1:]:
-        if kept[-1].bytes - candidate.bytes > least:
-            kept.append(candidate)
-    return kept
 
 
 def _undominated(corners: Sequence[Candidate]) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""The choices in segments of layers that are worth trying: few seconds, or few bytes.
+"""The pass that runs segments of layers forward a second time, and its candidates.
 
 Each candidate of the front can go in segments of any size, with segments inside of them
 or without. They have the same curve: bytes over seconds.
@@ -13,12 +13,44 @@ import numpy as np
 from jaxmem.chips import CHIPS, Machine
 from jaxmem.cost.equations import flops, recompute_seconds
 from jaxmem.ir.shards import Spreads
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._searched import (
+    LEAST,
+    Candidate,
+    Front,
+    SearchBound,
+    SearchedStep,
+    descending,
+)
+from jaxmem.scheduling.recompute.front import SearchSpace, space_of_step
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
+from jaxmem.scheduling.recompute.recomputation import Recomputation
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.recompute.segments import of_every_size
-from jaxmem.scheduling.recompute.segments_rewrite import InSegments
-from jaxmem.scheduling.search.front import LEAST, Candidate, SearchSpace, descending
+from jaxmem.scheduling.recompute.segments import Segments, of_every_size, segmented
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments, with_segments
+
+
+class RecomputeSegments(Recomputation[InSegments, Segments]):
+    """Layers are run forward a second time, a segment of them at a time."""
+
+    config = InSegments
+
+    def analyse(self, level: Level, config: InSegments) -> Iterator[Segments]:
+        if not config.sizes:
+            return iter(())
+        price = price_at(config.rate, level.target)
+        return segmented(level.jaxpr, price, config.sizes, level.spreads)
+
+    def apply(self, level: Level, rewrite: Segments):
+        return with_segments(level.jaxpr, rewrite)
+
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        find = lambda: in_segments(space_of_step(step), step.front)
+        found = step.traced.known.get("in segments", tuple(step.front), find)
+        if any(map(bound.allows, found)):  # tiles take no less of either
+            found = step.refined(found)
+        return list(filter(bound.allows, found))
 
 
 def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:

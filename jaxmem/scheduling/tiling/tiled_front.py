@@ -8,52 +8,49 @@ and with least, say what its peak is between.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._searched import LEAST, Candidate, descending
+from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.plan.rows import TiledRegion
-from jaxmem.scheduling.search.front import LEAST, Candidate, descending
 from jaxmem.scheduling.search.traced_step import TracedStep
-from jaxmem.scheduling.tiling.tiles import Tiles
-from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 
-_HALVINGS = 6  # of what runs at one time, to the least limit
-
-
-def cuts_of(choice: Choice) -> tuple[Any, ...]:
-    """What of a choice says in how many parts things are done."""
-    return tuple(map(choice.get, (Tiles, VocabularyTiles)))
+_HALVINGS = 6  # of what runs at one time, to the least limit: each is a rewrite more
+# Candidates that may take least once they are compiled: XLA may not take the smallest
+# tiles as they are predicted.
+UNCERTAIN = 3
 
 
-def _cuts_to(limit: int, heads: bool) -> tuple[Any, ...]:
-    """The configurations that take what runs at one time to a limit."""
-    tiles = Tiles(limit=limit)
-    return (tiles, VocabularyTiles(limit=limit)) if heads else (tiles,)
+# Configurations that take what runs at one time to a limit; the last of them does it.
+Cuts = Callable[[int], tuple[Any, ...]]
 
 
-def _is_cut(step: TracedStep, choice: Choice, heads: bool) -> bool:
-    made = step.rewritten(choice, ordered=False)
-    return made.did(VocabularyTiles if heads else Tiles)
+def in_tiles(step: TracedStep, flat: Sequence[Candidate], *how: Any) -> list[Candidate]:
+    """`with_tiles`, or `beside_sequences` where some have a sequence of their own."""
+    in_sequence = any(one.choice.get(OperationOrder).sequence for one in flat)
+    return (beside_sequences if in_sequence else with_tiles)(step, flat, *how)
 
 
 def beside_sequences(
     step: TracedStep,
     flat: Sequence[Candidate],
+    cuts_to: Cuts,
     enough: float = -math.inf,
-    heads: bool = False,
+    alone: bool = False,
 ) -> list[Candidate]:
     """The front of sequences, and of tiles in the first of them, which has none.
 
-    `enough`, `heads`: as for `with_tiles`.
+    `cuts_to`, `enough`, `alone`: as for `with_tiles`.
     """
     # The positions of a sequence are those of a step without tiles.
     free = flat[0]
-    found = [] if heads else list(flat)
-    for cuts in _cuts(step, free.choice, 0, heads):
+    found = [] if alone else list(flat)
+    for cuts in _cuts(step, free.choice, 0, cuts_to):
         choice = free.choice.having(*cuts)
         seconds = sum(row.seconds for row in _rows(step, choice))
         if seconds >= _least_seconds(found, enough):
@@ -71,8 +68,9 @@ def _least_seconds(found: Sequence[Candidate], enough: float) -> float:
 def with_tiles(
     step: TracedStep,
     flat: Sequence[Candidate],
+    cuts_to: Cuts,
     enough: float = -math.inf,
-    heads: bool = False,
+    alone: bool = False,
 ) -> list[Candidate]:
     """The front of these candidates, as they are and in tiles; `bytes` are of peaks.
 
@@ -81,13 +79,14 @@ def with_tiles(
     Args:
       step: the step.
       flat: candidates in no tiles, from those that keep most on.
+      cuts_to: configurations for a limit.
       enough: bytes of a prediction that will do: there are no smaller tiles than those
         that take as long as a candidate below it.
-      heads: whether it is the front of those with heads over the vocabulary alone.
+      alone: whether it is the front of those in tiles alone.
     """
-    lines = [] if heads else [_line(step, flat, ())]
+    lines = [] if alone else [_line(step, flat, ())]
     found = [line.candidate(one) for line in lines for one in flat]
-    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, heads):
+    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, cuts_to):
         rows = _rows(step, flat[-1].choice.having(*cuts))
         if sum(row.seconds for row in rows) >= _least_seconds(found, enough):
             break
@@ -123,16 +122,17 @@ class _Line:
 
 
 def _cuts(
-    step: TracedStep, choice: Choice, kept: int, heads: bool
+    step: TracedStep, choice: Choice, kept: int, cuts_to: Cuts
 ) -> Iterator[tuple[Any, ...]]:
     """Configurations that make other numbers of tiles, from the largest limit on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, choice, kept)
     for _ in range(_HALVINGS):
         limit //= 2
-        cuts = _cuts_to(limit, heads)
+        cuts = cuts_to(limit)
         rows = _rows(step, choice.having(*cuts))
-        if rows not in seen and _is_cut(step, choice.having(*cuts), heads):
+        made = step.rewritten(choice.having(*cuts), ordered=False)
+        if rows not in seen and made.did(type(cuts[-1])):
             seen.add(rows)
             yield cuts
 

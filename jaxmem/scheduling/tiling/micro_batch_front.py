@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
-from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
-from jaxmem.scheduling.search.tiled_front import with_tiles
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling._searched import Candidate
+from jaxmem.scheduling.recompute.front import pareto_front, space_in
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.micro_batches import (
-    MicroBatches,
-    RunInMicroBatches,
-    lengths,
-)
+from jaxmem.scheduling.tiling.batch_row import row_of
+from jaxmem.scheduling.tiling.micro_batches import MicroBatches, left_whole, lengths
+from jaxmem.scheduling.tiling.tiled_front import with_tiles
+from jaxmem.scheduling.tiling.tiles import tiles_to
 
 _MOST = 1024  # micro-batches
+# Hopeless numbers are not looked at, since each is a rewrite of the whole step. Neither
+# ratio is measured: where they are too small they cost predictions.
 _MORE = 1.5  # times as many, at the least, are looked at next
 _HARDLY = 1.2  # times less than a prediction: what one for a part may be
 
@@ -78,7 +79,7 @@ def in_micro_batches(
     flat = _flat(chosen)
     found = _with_peaks(chosen.part, flat)
     if found[-1].bytes > room:
-        found = with_tiles(chosen.part, flat, room)
+        found = with_tiles(chosen.part, flat, tiles_to, room)
     found = list(map(chosen.candidate, found))
     return found if any(one.bytes < below for one in found) else []
 
@@ -112,9 +113,7 @@ def _flat(one: _InParts) -> list[Candidate]:
     """What a part may recompute."""
     target = one.part.target
     first = one.part.rewritten(Choice(target), ordered=False)
-    return pareto_front(
-        space_of(first.pairs, first.lists, target, branches=first.branches)
-    )
+    return pareto_front(space_in(first))
 
 
 def _seconds_within(front: Sequence[Candidate], room: float) -> float:
@@ -135,7 +134,7 @@ def why_not(step: TracedStep) -> list[str]:
         level = made.records[0].entered[MicroBatches]
         config = MicroBatches(n)
         whys += level.looked_at(
-            lambda level, config=config: list(RunInMicroBatches().left(level, config))
+            lambda level, config=config: list(left_whole(level, config))
         )
     return whys[:1]
 
@@ -196,8 +195,7 @@ def _in_parts(step: TracedStep, n: int) -> _InParts | None:
     batch = next(r for one, r in made.records[0].rewrites if one.config is MicroBatches)
     within = functools.cache(functools.partial(_within, step, n))
     part = replace(step, rewritten=within)
-    (row,) = RunInMicroBatches().describe(batch, step.target).tiles
-    return _InParts(n, batch, part, row.seconds)
+    return _InParts(n, batch, part, row_of(batch, step.target).seconds)
 
 
 def _rewritten(step: TracedStep, n: int) -> Rewritten:

@@ -1,0 +1,157 @@
+"""What a search asks of a pass: candidates, with their bytes and seconds.
+
+A pass that a search varies is a subclass of `Searched`. The search asks those in
+`_passes.PASSES` from the last to the first: what is changed least comes first, the
+whole step last. The first candidates of which one fits are taken; then each pass is
+asked for those that would take less time.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import C, Pass, R
+from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling.search.traced_step import TracedStep
+
+LEAST = 2e-3  # of what is kept at first: what two candidates differ by, or they are one
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice, and what is predicted for it."""
+
+    choice: Choice  # what the passes are asked to do
+    # what is kept from the forward to the backward pass, or another figure that differs
+    # from the peak by about as much on every candidate
+    bytes: int
+    seconds: float  # of recomputation
+    flops: float = 0.0  # of matmuls that are recomputed; only segments have them
+
+
+def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]:
+    """Those that keep less than the one before, by more than `least` bytes."""
+    kept = list(candidates[:1])
+    for candidate in candidates[1:]:
+        if kept[-1].bytes - candidate.bytes > least:
+            kept.append(candidate)
+    return kept
+
+
+@dataclass(frozen=True)
+class Between:
+    """Some layers like one candidate, the others like another.
+
+    Attributes:
+      layers: how many there are.
+      first: the candidate in which so many of the first take fewer bytes.
+      gain: seconds that the whole takes if all do.
+    """
+
+    layers: int
+    first: Callable[[int], Candidate]
+    gain: float
+
+
+Front = Sequence[Candidate]  # by descending bytes and ascending seconds
+
+
+class SearchBound(Protocol):
+    """What a candidate has to be within to be worth a compile."""
+
+    @property
+    def limit(self) -> float:
+        """Bytes of a compiled peak that will do."""
+
+    @property
+    def least(self) -> float:
+        """The least peak that was compiled."""
+
+    @property
+    def seconds(self) -> float:
+        """What it takes less than; infinity where nothing is known to fit."""
+
+    def above(self, choice: Choice, unknown: float) -> float:
+        """Bytes that a choice, or another one, took above its predicted peak."""
+
+    def allows(self, one: Candidate) -> bool:
+        """Whether its seconds are below that, and it recomputes no more products."""
+
+
+@dataclass(frozen=True)
+class SearchedStep:
+    """A step, and what is asked for, as passes are told.
+
+    Attributes:
+      traced: rewrites it under a choice, and predicts its peak.
+      named: whether only what has a `checkpoint_name` may be kept.
+      offload: whether what is kept may wait in the host's memory.
+      limit: bytes of a compiled peak that will do.
+      front: candidates that recompute, and do nothing else that costs.
+      left: seconds that the search still has.
+      refined: a front together with what passes make of it that were asked before.
+    """
+
+    traced: TracedStep
+    named: bool = False
+    offload: bool = False
+    limit: float = math.inf
+    front: Front = ()
+    left: Callable[[], float] = lambda: math.inf
+    refined: Callable[[Front], Front] = lambda front: front
+
+    @property
+    def target(self) -> str:
+        return self.traced.target
+
+
+class Searched(Pass[C, R]):
+    """A pass whose configuration a search varies."""
+
+    # whether what it does at no cost is asked of all candidates, where it pays at first
+    for_all: ClassVar[bool] = False
+    # whether what it does at no cost is tried on any candidate that nearly fits
+    anywhere: ClassVar[bool] = False
+    # whether it changes how the whole step runs, so that peaks of others tell nothing
+    # of its own, and its seconds count what operations write
+    whole_step: ClassVar[bool] = False
+    # of the step's own seconds, that its candidates must save to be taken for others
+    margin: ClassVar[float] = 0.0
+    # how many of the last candidates that it is in may be the least once compiled
+    last: ClassVar[float] = 1
+
+    def free(self, step: SearchedStep) -> Iterator[C]:
+        """Configurations that cost no time, and may take fewer bytes."""
+        return iter(())
+
+    def is_vain(self, step: SearchedStep) -> bool:
+        """Whether what it does at no cost neither fits nor tells anything."""
+        return False
+
+    def front(self, step: SearchedStep, base: Choice) -> Front:
+        """What a search starts from; `base`: what all candidates do."""
+        return ()
+
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        """Choices that take fewer bytes than those of `step.front`, or less time."""
+        return ()
+
+    def uncertain(self, config: C) -> float:
+        """How many of the last candidates may be the least; `config`: of the last."""
+        return 1 if config == self.config() else self.last
+
+    def refined(self, step: SearchedStep, front: Front) -> Front:
+        """A front of another pass, together with what this one makes of it."""
+        return front
+
+    def between(
+        self, step: SearchedStep, rich: Candidate, poor: Candidate
+    ) -> Between | None:
+        """What lies between two candidates, if anything."""
+        return None
+
+    def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
+        """Sentences on what it could not make less; `made`: the step at its least."""
+        return ()

@@ -1,0 +1,97 @@
+"""The pass that puts operations in order; a step's sequences are remembered."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._searched import Candidate, Front, Searched, SearchedStep
+from jaxmem.scheduling.order.ordered import (
+    PATIENCE,
+    OperationOrder,
+    Ordered,
+    ordered,
+    sequences,
+)
+from jaxmem.scheduling.plan.rows import Description, recomputed
+from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
+from jaxmem.scheduling.recompute.front import space_of_step
+from jaxmem.scheduling.search.traced_step import OFF, TracedStep
+
+# Of a peak: an order that is predicted above it saves less than its barriers may cost.
+# They end fusions, of which the prediction knows nothing.
+_ALIKE = 0.98
+_REMEMBERED = 8  # steps
+
+# by fingerprint, how the step's inputs are spread over devices, and choice
+_SEQUENCES: dict[tuple[Any, ...], list[Candidate]] = {}
+
+
+class OrderOperations(Searched[OperationOrder, Ordered]):
+    """Operations are put in order; some of them are done more than once."""
+
+    config = OperationOrder
+    orders = True
+
+    def analyse(self, level: Level, config: OperationOrder) -> Iterator[Ordered]:
+        yield ordered(level, config)
+
+    def apply(self, level: Level, rewrite: Ordered):
+        return rewrite.jaxpr
+
+    def describe(self, rewrite: Ordered, target: str) -> Description:
+        once = [(eqn, 1) for eqn in rewrite.recomputed]
+        rows = recomputed(once, target, rewrite.spreads)
+        return Description(recomputed=rows, notes=rewrite.notes)
+
+    def free(self, step: SearchedStep) -> Iterator[OperationOrder]:
+        if space_of_step(step).is_unrolled:
+            yield OperationOrder(planned=True)
+
+    def is_vain(self, step: SearchedStep) -> bool:
+        # Where it is far from the limit, what may be recomputed is looked for at once,
+        # while the first choice is compiled. XLA:GPU merges products there, which it
+        # cannot do across the barriers of an order.
+        plain = Choice(step.target)
+        there, peak = step.traced.sizes_of(step.traced.rewritten(plain).unordered)
+        if there + peak <= OFF * step.limit:
+            return False
+        base = plain.having(*RecomputeBehindBarriers().free(step))  # probably the best
+        least = _candidates(step, base)[0].bytes
+        return there + least > OFF * step.limit and least > _ALIKE * peak
+
+    def front(self, step: SearchedStep, base: Choice) -> Front:
+        return _candidates(step, base) if space_of_step(step).is_unrolled else ()
+
+    def uncertain(self, config: OperationOrder) -> float:
+        # one of which more was predicted may take less
+        return math.inf if config.sequence else 1
+
+
+def _candidates(step: SearchedStep, base: Choice) -> list[Candidate]:
+    find = lambda: of_sequences(step.traced, base, step.left() / 2)
+    return step.traced.known.get(("sequences", base), (), find)
+
+
+def of_sequences(step: TracedStep, choice: Choice, left: float) -> list[Candidate]:
+    """The candidates with all of a choice, found in the seconds that are left."""
+    if left < PATIENCE:
+        return _looked_for(step, choice, left)
+    # time ends some of these searches: another budget gets the same sequences
+    key = step.fingerprint, step.spreads, choice
+    found = _SEQUENCES.get(key)
+    if found is None:
+        found = _SEQUENCES[key] = _looked_for(step, choice, PATIENCE)
+        for old in list(_SEQUENCES)[:-_REMEMBERED]:
+            _SEQUENCES.pop(old, None)
+    return found
+
+
+def _looked_for(step: TracedStep, choice: Choice, patience: float) -> list[Candidate]:
+    # a sequence counts the operations of this jaxpr, and is of no use in another one
+    jaxpr = step.rewritten(choice).unordered
+    found = sequences(jaxpr, step.aliases(jaxpr), step.target, patience, step.spreads)
+    return [
+        Candidate(choice.having(order), peak, seconds) for order, peak, seconds in found
+    ]

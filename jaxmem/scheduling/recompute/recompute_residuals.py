@@ -1,0 +1,40 @@
+"""The pass that recomputes residuals of scans, and the front a search starts from."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._searched import Front, SearchedStep
+from jaxmem.scheduling.recompute.front import pareto_front, space_of_step
+from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
+from jaxmem.scheduling.recompute.recomputation import Recomputation
+from jaxmem.scheduling.recompute.residuals import (
+    Recompute,
+    clear_gain,
+    rewrites_of,
+    unclear_gains,
+    with_recomputation,
+)
+
+
+class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
+    """In all layers of a scan, residuals that are worth it are recomputed."""
+
+    config = Recompute
+
+    def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
+        rewrites = rewrites_of(level, config)
+        return (r for r in rewrites if level.compared or clear_gain(level, r))
+
+    def apply(self, level: Level, rewrite: PairRewrite):
+        return with_recomputation(level.jaxpr, rewrite)
+
+    def left(self, level: Level, config: Recompute) -> Iterator[str]:
+        if not level.compared:
+            yield from unclear_gains(level, rewrites_of(level, config))
+
+    def front(self, step: SearchedStep, base: Choice) -> Front:
+        found = pareto_front(space_of_step(step))
+        having = lambda one: replace(one, choice=one.choice.having(*base.configs))
+        return list(map(having, found))

@@ -1,0 +1,177 @@
+"""Which choices a search compiles, and when it has found what was asked for.
+
+It asks the passes for candidates, and who drives it for compiles.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._searched import Front, Searched, SearchedStep
+from jaxmem.scheduling.search.asks import Ask, Search
+from jaxmem.scheduling.search.budget import may_gain
+from jaxmem.scheduling.search.fronts import Fronts
+from jaxmem.scheduling.search.result import (
+    BudgetError,
+    ReportedTrial,
+    by_peak,
+    unreachable,
+)
+from jaxmem.scheduling.search.trials import Trials
+
+# Compiles to the end for one budget: on a TPU they may take more than was assigned.
+_CONFIRMED = 4
+
+
+@dataclass
+class Strategy:
+    """A search.
+
+    Attributes:
+      step: what is searched for.
+      passes: those that are asked, in this order.
+      trials: what was compiled, kept by who drives the search.
+      notes: what there is to say of how it ended.
+    """
+
+    step: SearchedStep
+    passes: Sequence[Searched]
+    trials: Trials
+    notes: tuple[str, ...] = ()
+
+    def search(self) -> Search[ReportedTrial]:
+        """What was asked for."""
+        budget = self.trials.budget
+        return self._least() if budget is None else self._within(budget)
+
+    def _least(self) -> Search[ReportedTrial]:
+        """The least peak of what sends no more than the step as it was given."""
+        given = replace(self._plain, unchanged=True)
+        free = [self._plain.having(config) for _, config in self._free]
+        yield from self._compiled([self._plain, *free, given])
+        tried = sorted(self.trials.tried, key=lambda t: t.peak)
+        plain = yield from self._settled(next(t for t in tried if t.choice == given))
+        for one in tried:
+            found = plain if one.choice == given else (yield from self._settled(one))
+            if found.peak <= plain.peak and found.sent_bytes <= plain.sent_bytes:
+                return found
+        return plain
+
+    def _within(self, budget: int) -> Search[ReportedTrial]:
+        """What fits once it is compiled to the end."""
+        for _ in range(_CONFIRMED):
+            try:
+                found = yield from self._within_limit()
+            except BudgetError:
+                break
+            best = yield from self._settled(found)
+            if best.peak <= budget:
+                return best
+            self.trials.missed(found, best)
+        best = yield from self._least_settled()
+        if best.peak <= budget:
+            return best
+        made = self.step.traced.rewritten(best.choice)
+        why = (text for one in self.passes for text in one.unreached(self.step, made))
+        raise unreachable(budget, best, tuple(dict.fromkeys(why)))
+
+    def _least_settled(self) -> Search[ReportedTrial]:
+        """The least of what was tried, all that may be it compiled to the end."""
+        best, seen = None, set()
+        for one in sorted(self.trials.tried, key=by_peak):
+            if best is not None and one.peak >= best.peak:
+                break
+            if one.peak not in seen:  # of those that are alike to the byte, the first
+                seen.add(one.peak)
+                found = yield from self._settled(one)
+                best = min(found, best or found, key=by_peak)
+        assert best is not None
+        return best
+
+    def _settled(self, found: ReportedTrial) -> Search[ReportedTrial]:
+        about = found.choice, found.seconds, found.predicted
+        return (yield Ask(*about, settled=True))
+
+    def _compiled(self, choices: Sequence[Choice]) -> Search[None]:
+        """These, until one of them is within the limit."""
+        for i, choice in enumerate(choices):
+            trial = yield Ask(choice, following=tuple(choices[i + 1 : i + 2]))
+            if trial.peak <= self.trials.limit < math.inf:
+                return
+
+    @functools.cached_property
+    def _plain(self) -> Choice:
+        return Choice(self.step.target)
+
+    @functools.cached_property
+    def _free(self) -> list[tuple[Searched, Any]]:
+        """Configurations that cost nothing."""
+        return [(one, c) for one in self.passes for c in one.free(self.step)]
+
+    def _within_limit(self) -> Search[ReportedTrial]:
+        """The fewest seconds whose assigned buffers are within the limit."""
+        trials = self.trials
+        trials.tried, limit = [], trials.limit
+        self.step = replace(self.step, limit=limit, front=())
+        yield from self._freely()
+        if trials.best is not None:
+            return trials.best
+        self.step = replace(self.step, front=self._front())
+        free = next((c for one, c in self._free if one.anywhere), None)
+        fronts = Fronts(self.step, self.passes, trials, free)
+        if any(one.in_parts for one in self.passes):
+            if not trials.tried:
+                yield from self._first_trial(free)
+                if trials.best is not None:
+                    return trials.best
+            if self._is_near():
+                with suppress(BudgetError):
+                    found = yield from fronts.among(self.step.front)
+                    if found.seconds <= self.step.traced.slack():
+                        return found
+        found = yield from fronts.search()
+        self.notes = fronts.notes
+        return found
+
+    def _freely(self) -> Search[None]:
+        """What costs nothing, where that is more than what any candidate can have."""
+        if all(one.anywhere for one, _ in self._free):
+            return
+        yield Ask(self._plain, ahead=True)  # it is compiled while others are looked at
+        free = [config for one, config in self._free if not one.is_vain(self.step)]
+        yield from self._compiled([self._plain, *map(self._plain.having, free)])
+
+    def _front(self) -> Front:
+        """Where the search starts; first what is best of what costs nothing."""
+        base, best = self._plain, None
+        if self.trials.tried:
+            best = self.trials.least.choice
+            kinds = {one.config for one in self.passes if one.for_all}
+            base = base.having(*(c for c in best.configs if type(c) in kinds))
+        found: Front = ()
+        for one in self.passes:
+            found = one.front(self.step, base) or found
+            if len(found) > 1:  # else the lists are in loops over micro-batches
+                break
+        if best is None:
+            return found
+        return [replace(found[0], choice=best), *found[1:]]
+
+    def _first_trial(self, free: Any) -> Search[None]:
+        """What recomputes nothing; with what costs nothing where that may help."""
+        choice = self.step.front[0].choice
+        yield from self._compiled([choice])
+        if free is not None and may_gain(self.trials.tried[0].peak, self.trials.limit):
+            yield from self._compiled([choice.having(free)])
+
+    def _is_near(self) -> bool:
+        """Whether hardly any recomputation is expected to do."""
+        # Then tiles gain nothing that is worth looking for them.
+        front = self.step.front
+        rest = self.trials[front[0].choice].peak - front[0].bytes
+        fits = (one for one in front if one.bytes + rest <= self.step.limit)
+        return next((one.seconds <= self.step.traced.slack() for one in fits), False)
