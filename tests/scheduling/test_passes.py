@@ -112,8 +112,7 @@ def rows_of_the_page() -> list[tuple[str, ...]]:
 
 def row_of(one: Pass) -> tuple[str, ...]:
     kinds = type(one), one.config
-    files = {kind.__module__ for kind in kinds}
-    (file,) = (name.removeprefix("jaxmem.scheduling.") for name in files)
+    file = type(one).__module__.removeprefix("jaxmem.scheduling.")
     return *(kind.__name__ for kind in kinds), f"{file.replace('.', '/')}.py"
 
 
