@@ -64,20 +64,25 @@ class SearchBound(Protocol):
     @property
     def limit(self) -> float:
         """Bytes of a compiled peak that will do."""
+        ...
 
     @property
     def least(self) -> float:
         """The least peak that was compiled."""
+        ...
 
     @property
     def seconds(self) -> float:
         """What it takes less than; infinity where nothing is known to fit."""
+        ...
 
     def above(self, choice: Choice, unknown: float) -> float:
         """Bytes that a choice, or another one, took above its predicted peak."""
+        ...
 
     def allows(self, one: Candidate) -> bool:
         """Whether its seconds are below that, and it recomputes no more products."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,11 @@ def _following(
         supposed = ReportedTrial(ask.choice, peak, ask.expected, ask.seconds, None)
         search = begin()
         try:
-            for trial in (None, *said, supposed):
-                asked = search.send(trial)
+            for trial in (None, *said):
+                search.send(trial)
+            return (search.send(supposed).choice,)
         except (StopIteration, BudgetError):
             continue
-        return (asked.choice,)
     return ()
 
 

@@ -152,7 +152,7 @@ class Strategy:
             best = self.trials.least.choice
             kinds = {one.config for one in self.passes if one.for_all}
             base = base.having(*(c for c in best.configs if type(c) in kinds))
-        found: Front = ()
+        found: Front = []
         for one in self.passes:
             found = one.front(self.step, base) or found
             if len(found) > 1:  # else the lists are in loops over micro-batches
