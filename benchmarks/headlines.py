@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks._common import Row, publish_some
-from benchmarks._figures_headlines import Line, lines
+from benchmarks.figures.headlines import Line, lines
 from benchmarks.headline import CLAIMS
 from benchmarks.headline.claim import Claim
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import jaxmem
 from benchmarks._common import MIB, publish_some
-from benchmarks._figures_of import rows
 from benchmarks.device_steps import FSDP, llama_on
+from benchmarks.figures.rows import rows
 
 TARGET, BATCH = "h100", 64
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

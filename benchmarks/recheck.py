@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from benchmarks._common import COMMIT, RESULTS, versions
-from benchmarks._figures_of import VERSION, Row, rows
 from benchmarks._rechecks import CHECKS, Check
+from benchmarks.figures.rows import VERSION, Row, rows
 
 HALF = 0.005 + 1e-9  # of the last digit that `_common.write` keeps
 COMPILED = ("batch", "budget", "depth", "frozen_h100", "latency_hiding", "offload")

@@ -7,10 +7,11 @@ import sys
 import jax
 import pytest
 
-from benchmarks import _rechecks, figures, recheck
-from benchmarks._figures_of import FIGURES, ROOT, VERSION, rows
+from benchmarks import _rechecks, recheck
+from benchmarks.figures import writer
+from benchmarks.figures.rows import FIGURES, ROOT, VERSION, rows
 
-PAGES = figures.pages()
+PAGES = writer.pages()
 BEGIN, END = "<!-- figures: depth -->", "<!-- end of figures -->"
 
 
@@ -21,7 +22,7 @@ def test_figures_are_those_of_the_results():
 
 
 def test_every_renderer_has_its_place():
-    found = set().union(*(figures.names(page.read_text()) for page in PAGES))
+    found = set().union(*(writer.names(page.read_text()) for page in PAGES))
     assert found == set(FIGURES)
 
 
@@ -29,7 +30,7 @@ def test_a_figure_that_was_changed_by_hand_is_found_and_mended():
     text = (ROOT / "docs" / "budget.md").read_text()
     wrong = text.replace("| 2,555 |", "| 2,554 |")
     assert wrong != text
-    assert figures.written(wrong) == (text, ["depth"])
+    assert writer.written(wrong) == (text, ["depth"])
 
 
 @pytest.mark.parametrize(
@@ -43,13 +44,13 @@ def test_a_figure_that_was_changed_by_hand_is_found_and_mended():
 )
 def test_a_block_that_cannot_be_written_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        figures.written(text)
+        writer.written(text)
 
 
 def test_tables_of_measured_bytes_are_marked():
     """A row with two numbers of four digits is not a formula."""
     for page in PAGES:
-        text = figures.MARKED.sub("", page.read_text())
+        text = writer.MARKED.sub("", page.read_text())
         lines = [line for line in text.splitlines() if line.startswith("|")]
         typed = [x for x in lines if len(re.findall(r"\d,\d{3}|\d{3}\.\d", x)) > 1]
         assert not typed, page.name

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._figures_headlines import lines
-from benchmarks._figures_of import rows
+from benchmarks.figures.headlines import lines
+from benchmarks.figures.rows import rows
 from benchmarks.headline import CLAIMS
 from benchmarks.headline.claim import Claim
 from benchmarks.headline.inplace_abn import in_place

@@ -9,19 +9,19 @@ import subprocess
 
 import pytest
 
-from benchmarks import figures
-from benchmarks._figures_of import FIGURES, RESULTS, ROOT, rows
-from benchmarks._figures_results import CHIPS, results
+from benchmarks.figures import writer
+from benchmarks.figures.results import CHIPS, results
+from benchmarks.figures.rows import FIGURES, RESULTS, ROOT, rows
 from jaxmem.chips import CHIPS as KNOWN_CHIPS
 
-PAGES = figures.pages()
+PAGES = writer.pages()
 UNITS = r"[KMGT]i?B\b|bytes?\b|%|per ?cent\b|times\b|-fold\b"
 NUMBER = re.compile(
     rf"(?<![\w.,/^-])(\d[\d,]*(?:\.\d+)?(?:/\d+)?)(?:\s?({UNITS})|(x)\b)"
 )
 # Code, what the results files gave, links and comments.
 ELSEWHERE = (
-    figures.MARKED,
+    writer.MARKED,
     re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE),
     re.compile(r"`[^`]*`"),
     re.compile(r"\]\([^)]*\)|<!--.*?-->", re.DOTALL),

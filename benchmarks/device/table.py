@@ -16,12 +16,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks._common import RESULTS
-from benchmarks._figures_of import table
 from benchmarks.device import results
 from benchmarks.device.job import Job
 from benchmarks.device.jobs import jobs as all_jobs
 from benchmarks.device.results import DONE, Record
 from benchmarks.device.seconds import FUSED_BY_XLA
+from benchmarks.figures.rows import table
 from pallas_kernels import measured
 from pallas_kernels.chips import GPUS, TPUS
 from pallas_kernels.measured import Measured

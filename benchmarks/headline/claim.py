@@ -8,7 +8,7 @@ is other in ours.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from benchmarks._figures_of import row
+from benchmarks.figures.rows import row
 
 Pair = tuple[float, float]
 NO_DEVICE = "No step was timed on a GPU or TPU."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks._figures_of import rows
+from benchmarks.figures.rows import rows
 from benchmarks.headline import language_models, replay
 from benchmarks.headline.claim import (
     ARXIV,

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 
-from benchmarks._figures_of import row, rows
+from benchmarks.figures.rows import row, rows
 from benchmarks.headline import language_models
 from benchmarks.headline.claim import (
     ARXIV,

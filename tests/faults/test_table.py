@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from benchmarks.figures import FIGURES
+from benchmarks.figures.writer import FIGURES
 from jaxmem.faults import FAULTS, standing, versions
 
 HIT = next(fault for fault in FAULTS if fault.report == "xla#45912")

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from benchmarks import programs
-from benchmarks._figures_of import VERSION, row
+from benchmarks.figures.rows import VERSION, row
 from tests.memory.test_estimate import needs_h100
 from tests.programs import PROGRAMS
 

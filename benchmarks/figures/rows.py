@@ -5,7 +5,7 @@ import functools
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 VERSION, NEWEST = "jax0.10.2", "jax0.12.0.1"
 

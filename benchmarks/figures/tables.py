@@ -3,7 +3,8 @@
 import functools
 from collections.abc import Mapping
 
-from benchmarks._figures_of import (
+from benchmarks.figures.results import NAMES
+from benchmarks.figures.rows import (
     NEWEST,
     VERSION,
     Row,
@@ -14,7 +15,6 @@ from benchmarks._figures_of import (
     value,
     whole,
 )
-from benchmarks._figures_results import NAMES
 from pallas_kernels.chips import AMPERE, GPUS
 
 TWO_CHIPS = ("h100", "tpu-v5e")

@@ -1,6 +1,6 @@
 """The figures of docs/tiles.md."""
 
-from benchmarks._figures_of import figures, rows, table
+from benchmarks.figures.rows import figures, rows, table
 from benchmarks.tile_steps import BERT
 
 # the titles of columns -> what the rows are named, the first that there is

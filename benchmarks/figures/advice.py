@@ -1,6 +1,6 @@
 """The figures of docs/advise.md."""
 
-from benchmarks._figures_of import figures, rows, table
+from benchmarks.figures.rows import figures, rows, table
 
 
 @figures("advice")

@@ -1,7 +1,7 @@
 """Figures of what a device has measured: an H200's steps and peaks."""
 
-from benchmarks._figures_of import RESULTS, figures, table
 from benchmarks.device import results
+from benchmarks.figures.rows import RESULTS, figures, table
 
 H200 = RESULTS / "device-h200-driver580.159.04-jax0.11.2.jsonl"
 POLICIES = ("dots_with_no_batch_dims_saveable", "nothing_saveable")

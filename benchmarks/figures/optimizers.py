@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable
 
-from benchmarks._figures_of import figures, row, rows, table, value
+from benchmarks.figures.rows import figures, row, rows, table, value
 
 MODEL = "Llama-7B"
 # the demonstration's name -> the ledger's, as a README has them

@@ -12,36 +12,41 @@ import pathlib
 import re
 import sys
 
-from benchmarks import (
-    _figures_advice,
-    _figures_devices,
-    _figures_faults,
-    _figures_headlines,
-    _figures_measured,
-    _figures_optimizers,
-    _figures_readme,
-    _figures_results,
-    _figures_sentences,
-    _figures_tables,
-    _figures_techniques,
-    _figures_tiles,
-    _figures_time,
-    _figures_way_in,
+from benchmarks.figures import (
+    advice,
+    devices,
+    faults,
+    headlines,
+    measured,
+    optimizers,
+    readme,
+    results,
+    sentences,
+    tables,
+    techniques,
+    tiles,
+    time,
+    way_in,
 )
-from benchmarks._figures_of import FIGURES, ROOT
+from benchmarks.figures.rows import FIGURES, ROOT
 
 # they fill FIGURES
 MODULES = (
-    _figures_advice,
-    _figures_devices,
-    _figures_faults,
-    _figures_headlines,
-    _figures_measured,
-    _figures_optimizers,
-    _figures_readme,
+    advice,
+    devices,
+    faults,
+    headlines,
+    measured,
+    optimizers,
+    readme,
+    results,
+    sentences,
+    tables,
+    techniques,
+    tiles,
+    time,
+    way_in,
 )
-MODULES += (_figures_results, _figures_sentences, _figures_tables)
-MODULES += (_figures_techniques, _figures_tiles, _figures_time, _figures_way_in)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",
@@ -102,7 +107,3 @@ def main() -> None:
         if new != text and not check:
             page.write_text(new)
     sys.exit(check and stale)
-
-
-if __name__ == "__main__":
-    main()

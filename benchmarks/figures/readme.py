@@ -1,6 +1,6 @@
 """The README's tables."""
 
-from benchmarks._figures_of import beside_older, figures, row, rows, table, whole
+from benchmarks.figures.rows import beside_older, figures, row, rows, table, whole
 
 CHIPS = ("h100", "tpu-v5e")
 MIB = {"temp MiB": ",.0f"}

@@ -1,7 +1,7 @@
 """The table of known faults, as docs/trust.md has it."""
 
-from benchmarks._figures_of import NEWEST, VERSION, figures, rows, table
-from benchmarks._figures_results import NAMES
+from benchmarks.figures.results import NAMES
+from benchmarks.figures.rows import NEWEST, VERSION, figures, rows, table
 from jaxmem.faults import FAULTS, KnownFault
 from jaxmem.faults.versions import written
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks._figures_of import RESULTS, figures, table
+from benchmarks.figures.rows import RESULTS, figures, table
 
 H100, CPU = "H100", "the CPU of the machine that ran it"
 NOTHING = "none: nothing is compiled"

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from benchmarks._figures_of import VERSION, Row, figures, row, rows, table, value
+from benchmarks.figures.rows import VERSION, Row, figures, row, rows, table, value
 
 H100 = {"target": "h100"}
 

@@ -1,6 +1,6 @@
 """The tables of docs/ that compare a technique with the plain step."""
 
-from benchmarks._figures_of import figures, row, rows, table, whole
+from benchmarks.figures.rows import figures, row, rows, table, whole
 
 CHIPS = {"h100": "H100", "tpu-v5e": "TPU v5e"}
 # what is compared: the benchmark's stack, the plain layer, the lean ones

@@ -1,6 +1,6 @@
 """The figures of docs/time.md: predicted seconds beside measured ones and XLA's own."""
 
-from benchmarks._figures_of import Row, figures, rows, table
+from benchmarks.figures.rows import Row, figures, rows, table
 
 JAX = "jax0.11.2"
 

@@ -1,8 +1,8 @@
 """The figures of docs/many_devices.md."""
 
 from benchmarks._common import TOO_LARGE
-from benchmarks._figures_of import VERSION, figures, rows, table
-from benchmarks._figures_results import NAMES
+from benchmarks.figures.results import NAMES
+from benchmarks.figures.rows import VERSION, figures, rows, table
 
 
 @figures("devices")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks._figures_of import Row, figures, row, rows, table
+from benchmarks.figures.rows import Row, figures, row, rows, table
 
 BEST = 5
 

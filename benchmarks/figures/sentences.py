@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from benchmarks._figures_of import Row, figures, row, rows, value, whole
+from benchmarks.figures.rows import Row, figures, row, rows, value, whole
 
 SEEDS = range(3)
 

@@ -1,0 +1,3 @@
+from benchmarks.figures.writer import main
+
+main()
