@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.rules import labels
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shards import Names, Spreads

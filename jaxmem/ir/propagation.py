@@ -6,7 +6,7 @@ compiled. What XLA does afterwards it does to shards: it gathers operands of pro
 and sums what products of shards give.
 
 Arrays that are made of numbers alone have a copy for each reader, spread as the reader
-is: they are told by the labels of `ir.axis_labels`. What is spread over a part of an
+is: they are told by the labels of `ir.placements`. What is spread over a part of an
 axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
 """
 
@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.rules import UNKNOWN, labels
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads

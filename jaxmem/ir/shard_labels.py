@@ -1,6 +1,6 @@
 """How arrays are spread over devices by what is named for them, without a lowering.
 
-From the shardings of inputs and from constraints the labels of `ir.axis_labels` lead to
+From the shardings of inputs and from constraints the labels of `ir.placements` lead to
 the arrays around them: axes that share a label are spread alike. Where two axes of an
 array could be spread over one axis of the mesh, what is asked for has its way, then
 indices, since they say which examples there are, then the largest array.
@@ -18,9 +18,9 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.rules import labels
 from jaxmem.ir.shards import (
     InputSpreads,
     Names,

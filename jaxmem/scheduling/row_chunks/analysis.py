@@ -17,13 +17,15 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph, of_variables
-from jaxmem.ir.layer_axis import Batched, operand_axes
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.placements import REPLICATE, Placements, Shard
+from jaxmem.ir.placements.layers import made_of, treatment
+from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
 
+_ROWS = Shard(0)
 _Recipe = list[tuple[Any, int | None]]  # operands, and the axis of their rows
 
 
@@ -44,7 +46,7 @@ class LeafUpdate:
 
     jaxpr: Any
     moved: tuple[int, ...]
-    treatments: Mapping[int, Batched]
+    treatments: Mapping[int, Placements]
     pairs: Mapping[Any, Any]
     made: frozenset[Any]
     read: tuple[Any, ...]
@@ -122,7 +124,7 @@ def _plans(
     moved: set[int] = set()  # equations of loops found so far
     used: set[int] = set()  # and what these loops compute of their own
     for k, target in enumerate(targets):
-        search = _Search(graph, target.shape[0], cores.get(k, []))
+        search = _Search(graph=graph, rows=target.shape[0], core=cores.get(k, []))
         plan = _plan(closed, own, search, target)
         if plan is None:
             continue
@@ -150,28 +152,26 @@ def _plan(
     chunks = target.chunks
     if chunks is None or not search.understand():
         return None
-    moved = search.up_to([v for v in search.axis if v in own])
+    moved = search.up_to([v for v in search.of if v in own])
     needed = search.needed(moved)
-    pairs = {v: search.place(v, own, moved) for v in needed}
+    pairs = {v: search.buffer_of(v, own, moved) for v in needed}
     if None in pairs.values() or not search.pays(moved, needed):
         return None
     made, read = search.operands(moved)
     read = tuple(v for v in read if v not in set(pairs.values()))
-    how = {i: search.treatments[i] for i in moved}
+    how = {i: search.placed[i] for i in moved}
     about = frozenset(made), read, chunks, target.platforms
     return LeafUpdate(closed, tuple(moved), how, pairs, *about)
 
 
 @dataclass
-class _Search:
+class _Search(Propagation):
     """What works on each row of a leaf alone, from its update on."""
 
-    graph: JaxprGraph
-    rows: int
-    core: list[int]  # the equations of the update
+    graph: JaxprGraph = field(kw_only=True)
+    rows: int = field(kw_only=True)
+    core: list[int] = field(kw_only=True)  # the equations of the update
     seeds: set[Any] = field(init=False)  # what it reads by rows
-    axis: dict[Any, int] = field(default_factory=dict)  # 0 for each variable with rows
-    treatments: dict[int, Batched] = field(default_factory=dict)
     later: set[Any] = field(default_factory=set)  # what is made of the update
     recipes: dict[Any, _Recipe | None] = field(default_factory=dict)  # as far as known
 
@@ -183,7 +183,7 @@ class _Search:
             for v in filter(is_var, self.graph.eqns[i].invars)
             if v not in made and v.aval.shape[:1] == (self.rows,)
         }
-        self.axis.update(dict.fromkeys(self.seeds, 0))
+        self.of.update(dict.fromkeys(self.seeds, _ROWS))
 
     def understand(self) -> bool:
         """Finds the rest; False if the update itself does more than treat rows."""
@@ -193,7 +193,7 @@ class _Search:
             i = heappop(todo)
             eqn = self.graph.eqns[i]
             ins = list(filter(is_var, eqn.invars))
-            by_rows = any(v in self.axis for v in ins)
+            by_rows = any(v in self.of for v in ins)
             if by_rows or any(v in self.later for v in ins):
                 self.later.update(eqn.outvars)
                 users = {u for v in eqn.outvars for u in self.graph.users.get(v, ())}
@@ -202,29 +202,28 @@ class _Search:
                 seen |= users
             treated = self._treatment(eqn) if by_rows else None
             if treated is not None:
-                self.treatments[i] = treated
-                self.axis.update(dict.fromkeys(eqn.outvars, 0))
+                self.place(i, eqn, treated)
             elif by_rows and i in core:
                 return False
         return bool(self.core)
 
-    def _treatment(self, eqn) -> Batched | None:
+    def _treatment(self, eqn) -> Placements | None:
         if primitives.of(eqn).heavy:  # it stays where it is
             return None
-        axes = [self.axis.get(v) if is_var(v) else None for v in eqn.invars]
-        treated = treatment(eqn, axes)
-        if not isinstance(treated, Batched) or any(treated.outs):
+        ins = self.all_at(eqn.invars)
+        treated = treatment(eqn, ins)
+        if isinstance(treated, str) or {*treated.outs} != {_ROWS}:
             return None
-        for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
-            waits = is_var(v) and have is None and v in self.later
-            if waits or want not in (None, 0) or (have is not None and want is None):
+        for v, have, want in zip(eqn.invars, ins, treated.ins, strict=True):
+            waits = is_var(v) and have == REPLICATE and v in self.later
+            if waits or want not in (have, _ROWS):
                 return None
         return treated
 
     def up_to(self, ends: list[Any]) -> list[int]:
         """The update, and what leads from it to these variables."""
         cone = self.graph.cone(ends, self.later)
-        return [i for i in self.treatments if i in self.core or i in cone]
+        return [i for i in self.placed if i in self.core or i in cone]
 
     def needed(self, moved: list[int]) -> list[Any]:
         """What is made by these equations and read by others, or put out."""
@@ -237,7 +236,7 @@ class _Search:
             or any(u not in inside for u in self.graph.users.get(v, ()))
         ]
 
-    def place(self, v, own: Mapping[Any, Any], moved: list[int]) -> Any:
+    def buffer_of(self, v, own: Mapping[Any, Any], moved: list[int]) -> Any:
         """A buffer that `v` may overwrite row by row, or None."""
         inside = set(moved)
 
@@ -268,7 +267,7 @@ class _Search:
         inside = set(moved)
         for i in moved:
             eqn = self.graph.eqns[i]
-            for v, axis in zip(eqn.invars, self.treatments[i].ins, strict=True):
+            for v, axis in self.placed[i].operands(eqn):
                 if (
                     is_var(v)
                     and axis is not None
@@ -310,11 +309,7 @@ class _Search:
 
     def _operands(self, v) -> _Recipe | None:
         """The operands of what makes `v`, if it treats each row alone."""
-        i = self.graph.maker.get(v)
-        if i is None or v in self.seeds:
+        found = None if v in self.seeds else made_of(self.graph, v, 0)
+        if found is None or any(p not in (REPLICATE, _ROWS) for p in found.ins):
             return None
-        eqn = self.graph.eqns[i]
-        axes = operand_axes(eqn, 0)
-        if axes is None or any(axis not in (None, 0) for axis in axes):
-            return None
-        return list(zip(eqn.invars, axes, strict=True))
+        return list(found.operands(self.graph.eqns[self.graph.maker[v]]))

@@ -16,11 +16,11 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.placements import Partial, Placement, Shard, axes_of
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.part_values import PartValues
-from jaxmem.scheduling.tiling.partial_sums import State
 from jaxmem.scheduling.tiling.shard_sums import combined
 from jaxmem.scheduling.tiling.sums import neutral
 from jaxmem.scheduling.tiling.written import WrittenParts
@@ -43,10 +43,10 @@ def is_batch_loop(eqn) -> bool:
 def _run(batch: Batch, args: list) -> list[Any]:
     values = graphs.Values(batch.graph, batch.graph.inputs(args))
     for i in range(len(batch.graph.eqns)):
-        if i not in batch.treated and i not in batch.late:
+        if i not in batch.placed and i not in batch.late:
             values.evaluate(i)
     values.env.update(_looped(batch, values))
-    values.done |= batch.treated.keys()
+    values.done |= batch.placed.keys()
     for i in sorted(batch.late):
         values.evaluate(i)
     return [values.read(v) for v in batch.graph.outvars]
@@ -54,7 +54,7 @@ def _run(batch: Batch, args: list) -> list[Any]:
 
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
-    axes = {v: a for v in cut if isinstance(a := batch.state[v], int)}
+    axes = {v: p.axis for v in cut if isinstance(p := batch.of[v], Shard)}
     written = WrittenParts(axes, batch.parts)
     if batch.shards > 1:
         env = outside.env | _gathered(batch, outside)
@@ -66,7 +66,7 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
         totals, buffers = carry
         terms, made = run(part)
         new = [
-            getattr(lax, str(batch.state[v]))(t, x.astype(t.dtype))
+            getattr(lax, _op(batch, v))(t, x.astype(t.dtype))
             for t, v, x in zip(totals, sums, terms, strict=True)
         ]
         values = dict(zip(cut, made, strict=True))
@@ -83,10 +83,17 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     return found | {v: _whole_sum(batch, v, total) for v, total in pairs}
 
 
+def _op(batch: Batch, v) -> str:
+    """What combines the terms of a sum."""
+    placement = batch.of[v]
+    assert isinstance(placement, Partial), v
+    return placement.op
+
+
 def _whole_sum(batch: Batch, v, total):
     """A sum after the loop; over the devices in the type of the step's own."""
     total = total.astype(v.aval.dtype)
-    return combined(str(batch.state[v]), total) if batch.shards > 1 else total
+    return combined(_op(batch, v), total) if batch.shards > 1 else total
 
 
 def _part(
@@ -95,12 +102,12 @@ def _part(
     """What a part of the examples gives: terms of sums, and arrays that are cut."""
     blocks = batch.parts.blocks
     values = _StepPart(
-        blocks, part, batch.state, batch.zeros, batch=batch, outside=outside
+        blocks, part, batch.of, batch.zeros, batch=batch, outside=outside
     )
     values.in_part = in_part
     values.slices.update(slices)
-    for i in sorted(batch.treated):
-        values.apply(batch.graph.eqns[i], batch.treated[i])
+    for i in sorted(batch.placed):
+        values.apply(batch.graph.eqns[i], batch.placed[i])
     sums, cut = batch.frontier()
     return [values.env[v] for v in sums], [values.env[v] for v in cut]
 
@@ -113,7 +120,7 @@ def _spread_part(
     Terms have an axis for the shards in front; they are summed over it after the loop.
     """
     made = batch.graph.maker
-    taken = ((v, s) for v, s in _from_outside(batch) if isinstance(s, int))
+    taken = ((v, p.axis) for v, p in _from_outside(batch) if isinstance(p, Shard))
     axes = {v: axis for v, axis in taken if made.get(v) not in in_part}
     slices = [batch.parts.take_each(outside.read(v), a, part) for v, a in axes.items()]
 
@@ -126,20 +133,20 @@ def _spread_part(
     terms, parts = jax.vmap(
         of_shard,
         in_axes=(0, *axes.values()),
-        out_axes=([0] * len(sums), [batch.state[v] for v in cut]),
+        out_axes=([0] * len(sums), [*axes_of(batch.of[v] for v in cut)]),
         spmd_axis_name=batch.names,
     )(jnp.arange(batch.shards, dtype=jnp.int32), *slices)
     return terms, parts
 
 
-def _from_outside(batch: Batch) -> Iterator[tuple[Any, State]]:
+def _from_outside(batch: Batch) -> Iterator[tuple[Any, Placement]]:
     """What the loop reads that it does not make, and what a part has of it."""
     graph = batch.graph
-    for i in sorted(batch.treated):
-        ins = zip(graph.eqns[i].invars, batch.treated[i].ins, strict=True)
-        for v, state in ins:
-            if is_var(v) and graph.maker.get(v) not in batch.treated:
-                yield v, state
+    for i in sorted(batch.placed):
+        ins = zip(graph.eqns[i].invars, batch.placed[i].ins, strict=True)
+        for v, placement in ins:
+            if is_var(v) and graph.maker.get(v) not in batch.placed:
+                yield v, placement
 
 
 def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
@@ -148,10 +155,10 @@ def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     XLA would gather it in every iteration.
     """
     found, of = {}, batch.spreads.of
-    for v, state in _from_outside(batch):
+    for v, placement in _from_outside(batch):
         spread = of.get(v, ())
         kept = tuple(() if {*names} & {*batch.names} else names for names in spread)
-        if not isinstance(state, int) and kept != spread:
+        if not isinstance(placement, Shard) and kept != spread:
             found[v] = held(outside.read(v), batch.spreads.mesh, kept)
     return found
 
@@ -185,7 +192,7 @@ def sum_bytes(batch: Batch) -> int:
 def _empty_sums(batch: Batch) -> list[Any]:
     """What the parts add to at first; where they are spread, one for each shard."""
     sums, _ = batch.frontier()
-    first = [neutral(str(batch.state[v]), v.aval) for v in sums]
+    first = [neutral(_op(batch, v), v.aval) for v in sums]
     if batch.shards == 1:
         return first
     return [jnp.broadcast_to(x, (batch.shards, *x.shape)) for x in first]

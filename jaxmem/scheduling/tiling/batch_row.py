@@ -9,13 +9,13 @@ from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.cost.parts import summed_size
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.placements import Placement, Placements, Shard
 from jaxmem.ir.scans import size_of
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.plan.rows import WHOLE_STEP, TiledRegion
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_price import seconds
-from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
 
 
 def row_of(batch: Batch, target: str) -> TiledRegion:
@@ -50,45 +50,45 @@ def held(batch: Batch) -> tuple[int, int]:
     own = lambda v: batch.spreads.shards(v, without=batch.names)
     kept = {v: summed_size(v) / own(v) for v in sums}
     kept |= {v: float(spreads.bytes_of(v)) for v in cut}
-    sizes = _sizes(live, batch.state, batch.n)
+    sizes = _sizes(live, batch.of, batch.n)
     after = live.profile({v: s for v, s in sizes.items() if v not in kept})
-    after += _inside(graph.eqns, batch.treated, batch.n, spreads)
-    first = min(batch.treated)
+    after += _inside(graph.eqns, batch.placed, batch.n, spreads)
+    first = min(batch.placed)
     for v, size in kept.items():
         after[first : live.death[v]] += size
     return int(before.max()), int(after.max())
 
 
-def _sizes(live: LiveBytes, state: Mapping[Any, State], n: int) -> dict[Any, float]:
+def _sizes(live: LiveBytes, of: Mapping[Any, Placement], n: int) -> dict[Any, float]:
     """Bytes of what a list makes, for one part."""
-    parts = lambda v: n if isinstance(state.get(v), int) else 1
+    parts = lambda v: n if isinstance(of.get(v), Shard) else 1
     return {v: size / parts(v) for v, size in live.sizes.items()}
 
 
 def _inside(
-    eqns: Sequence[Any], treated: Mapping[int, PartTreatment], n: int, spreads: Spreads
+    eqns: Sequence[Any], treated: Mapping[int, Placements], n: int, spreads: Spreads
 ):
     """Of each equation of a list, the bytes that its bodies hold at their peak."""
     found = (_of_bodies(eqn, treated.get(i), n, spreads) for i, eqn in enumerate(eqns))
     return np.fromiter(found, float, len(eqns))
 
 
-def _of_bodies(eqn, found: PartTreatment | None, n: int, spreads: Spreads) -> float:
+def _of_bodies(eqn, found: Placements | None, n: int, spreads: Spreads) -> float:
     if found is None or not found.inner:
         closed = [(body, {}, {}) for body in jaxprs.bodies(eqn)]
     else:
-        closed = [(body.closed, body.state, body.treated) for body in found.inner]
+        closed = [(body.closed, body.of, body.placed) for body in found.inner]
     inside = lambda body: inner_spreads(eqn, body, spreads)
     return max((_most(*one, n, inside(one[0])) for one in closed), default=0.0)
 
 
 def _most(
-    closed, state: Mapping[Any, State], treated, n: int, spreads: Spreads
+    closed, of: Mapping[Any, Placement], treated, n: int, spreads: Spreads
 ) -> float:
     """The peak of a body for one part."""
     graph = JaxprGraph(closed)
     live = LiveBytes(graph, spreads)
-    profile = live.profile(_sizes(live, state, n))
+    profile = live.profile(_sizes(live, of, n))
     return (profile + _inside(graph.eqns, treated, n, spreads)).max(initial=0.0)
 
 
@@ -96,13 +96,11 @@ def _in_parts(batch: Batch) -> Iterator[Any]:
     """Variables of which a part at a time is there, those of bodies too."""
     _, kept = batch.frontier()
     graph = batch.graph
-    yield from (
-        v for v in _cut(graph.eqns, batch.treated, batch.state) if v not in kept
-    )
+    yield from (v for v in _cut(graph.eqns, batch.placed, batch.of) if v not in kept)
 
 
-def _cut(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], state):
+def _cut(eqns: Sequence[Any], treated: Mapping[int, Placements], of):
     for i, found in treated.items():
-        yield from (v for v in eqns[i].outvars if isinstance(state.get(v), int))
+        yield from (v for v in eqns[i].outvars if isinstance(of.get(v), Shard))
         for body in found.inner:
-            yield from _cut(body.jaxpr.eqns, body.treated, body.state)
+            yield from _cut(body.jaxpr.eqns, body.placed, body.of)

@@ -7,7 +7,7 @@ would do that in every iteration.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, Spreads, held
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
@@ -68,7 +68,7 @@ def _apart(
     eqn, table, spreads = graph.eqns[i], graph.labels(i, region.blocks), graph.spreads
     if not isinstance(table, Labels):
         return
-    for k, cut in enumerate(region.cut[i].ins):
+    for k, cut in enumerate(region.cut[i].in_axes):
         v = eqn.invars[k]
         if cut is None and is_var(v) and graph.maker.get(v) not in region.eqns:
             yield from spread_apart(eqn, table, spreads, k)

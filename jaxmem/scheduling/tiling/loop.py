@@ -16,7 +16,7 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.parts import on_part
+from jaxmem.ir.placements.lower import on_part
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
 from jaxmem.scheduling.tiling.regions import (
@@ -171,7 +171,7 @@ class _RegionLoop:
 
     def _sum(self, i: int) -> _Sum:
         graph, eqn = self.graph, self.graph.eqns[i]
-        combine = self.region.cut[i].combine
+        combine = self.region.cut[i].op
         tail, v, start = [], eqn.outvars[0], None
         if primitives.is_product(eqn) or primitives.is_reduce_sum(eqn):
             moves, v = moves_behind(graph, v)
@@ -268,13 +268,12 @@ class _Part:
 
     def run(self) -> None:
         for i in self.loop.order:
-            eqn, (ins, outs, _) = self.loop.graph.eqns[i], self.loop.region.cut[i]
+            eqn, placed = self.loop.graph.eqns[i], self.loop.region.cut[i]
             one = self.loop.sums.get(i)
-            if one is not None and primitives.is_scatter_add(one.eqn):
-                ins = (None, *ins[1:])
-            args = [self.read(v, a) for v, a in zip(eqn.invars, ins, strict=True)]
+            ins = placed.operands(eqn)
+            args = [self.read(v, axis) for v, axis in ins]
             if one is not None:
                 self.totals[i] = one.added(args, self.totals[i])
                 continue
-            new = on_part(eqn, args, ins, outs, self.loop.parts.size, self._start)
+            new = on_part(eqn, args, placed, self.loop.parts.size, self._start)
             self.env.update(zip(eqn.outvars, new, strict=True))

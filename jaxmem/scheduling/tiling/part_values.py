@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.parts import on_part
-from jaxmem.ir.scans import is_var, scan_like, split
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard
+from jaxmem.ir.placements.bodies import Body
+from jaxmem.ir.placements.lower import nested, on_part
+from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import constrained
-from jaxmem.scheduling.tiling.loops import Body, down
-from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
 
 
 @dataclass
@@ -25,7 +23,7 @@ class PartValues:
     Attributes:
       n: how many parts there are.
       part: which one it is, a scalar that may be traced.
-      state: what the part has of each variable that is not whole.
+      of: what the part has of each variable that is not whole.
       zeros: variables that are zero.
       env: the values that are known.
       slices: of whole arrays that are cut here, the part's.
@@ -33,7 +31,7 @@ class PartValues:
 
     n: int
     part: Any
-    state: dict[Any, State]
+    of: dict[Any, Placement]
     zeros: set[Any]
     env: dict[Any, Any] = field(default_factory=dict)
     slices: dict[Any, Any] = field(default_factory=dict)
@@ -41,20 +39,21 @@ class PartValues:
     def whole(self, v) -> Any:
         return self.env[v]
 
-    def read(self, atom, wanted: State) -> Any:
+    def read(self, atom, wanted: Placement) -> Any:
         """What the part has of an operand, in the form that is wanted."""
         if not is_var(atom):
-            zero = not isinstance(wanted, str) or not atom.val
+            zero = not isinstance(wanted, Partial) or not atom.val
             return atom.val if zero else self._first(jnp.asarray(atom.val))
-        have = self.state.get(atom)
-        if have == wanted and (have is None or atom in self.env):
-            return self.whole(atom) if have is None else self.env[atom]
-        assert wanted is not None and have in (None, wanted), (atom, have, wanted)
-        if isinstance(wanted, str):
+        have = self.of.get(atom, REPLICATE)
+        if have == wanted and (have == REPLICATE or atom in self.env):
+            return self.whole(atom) if have == REPLICATE else self.env[atom]
+        assert have in (REPLICATE, wanted), (atom, have, wanted)
+        if isinstance(wanted, Partial):
             value = self.whole(atom)
             return value if atom in self.zeros else self._first(value)
+        assert isinstance(wanted, Shard), (atom, have, wanted)
         if atom not in self.slices:
-            self.slices[atom] = self.slice(self.whole(atom), wanted)
+            self.slices[atom] = self.slice(self.whole(atom), wanted.axis)
         return self.slices[atom]
 
     def slice(self, x, axis: int) -> Any:
@@ -65,57 +64,30 @@ class PartValues:
         """A term of `x`, which counts once: the first part has it."""
         return lax.select(self.part == 0, x, jnp.zeros_like(x))
 
-    def apply(self, eqn, found: PartTreatment | None) -> None:
+    def apply(self, eqn, found: Placements | None) -> None:
         """An equation on the part."""
-        states = found.ins if found else [None] * len(eqn.invars)
-        pairs = zip(eqn.invars, states, strict=True)
-        args = [self.read(v, state) for v, state in pairs]
+        ins = found.ins if found else [REPLICATE] * len(eqn.invars)
+        args = [self.read(v, p) for v, p in zip(eqn.invars, ins, strict=True)]
         outs = _compat.bind(eqn, args) if found is None else self._on(eqn, found, args)
         self.env.update(zip(eqn.outvars, outs, strict=True))
 
-    def _on(self, eqn, found: PartTreatment, args: list) -> list[Any]:
+    def _on(self, eqn, found: Placements, args: list) -> list[Any]:
         if found.inner:
-            return self._nested(eqn, found, args)
-        axes = lambda states: [s if isinstance(s, int) else None for s in states]
-        ins, outs = axes(found.ins), axes(found.outs)
-        if all(axis is None for axis in [*ins, *outs]):  # on terms
+            return nested(eqn, args, found, self._run)
+        if not any(isinstance(p, Shard) for p in found.ins + found.outs):  # on terms
             return _compat.bind(eqn, args)
         if primitives.is_constraint(eqn):
-            return [constrained(eqn, args[0], ins[0])]
+            return [constrained(eqn, args[0], found.in_axes[0])]
         length = lambda size: size // self.n
         start = lambda size: self.part * length(size)
-        return on_part(eqn, args, ins, outs, length, start)
+        return on_part(eqn, args, found, length, start)
 
-    def _nested(self, eqn, found: PartTreatment, args: list) -> list[Any]:
-        outs = list(found.outs)
-        runs = [partial(_run, body, self.part, outs) for body in found.inner]
-        if primitives.is_scan(eqn):
-            n_consts, n_carry = _compat.scan_counts(eqn)
-            inside = [*outs[:n_carry], *down(eqn, outs[n_carry:])]
-            consts, init, xs = split(eqn, args)
-
-            def step(carry, x):
-                values = [*consts, *carry, *x]
-                new = _run(found.inner[0], self.part, inside, *values)
-                return new[:n_carry], new[n_carry:]
-
-            carry, ys = scan_like(eqn, step, init, xs)
-            return [*carry, *ys]
-        if primitives.is_branch(eqn):
-            index, *operands = args
-            new = _compat.in_context_of(eqn, lax.switch, index, runs, *operands)
-            return list(new)
-        if primitives.is_remat(eqn):
-            return jaxprs.rebind(eqn, args, [jax.make_jaxpr(runs[0])(*args)])
-        return _compat.in_context_of(eqn, runs[0], *args)
-
-
-def _run(body: Body, part, outs: Sequence[State], *args) -> list[Any]:
-    """A body on a part; `outs`: in which form its outputs are asked for."""
-    jaxpr, consts = jaxprs.split(body.closed)
-    values = PartValues(body.parts.blocks, part, body.state, body.zeros)
-    names = [*jaxpr.constvars, *jaxpr.invars]
-    values.env.update(zip(names, [*consts, *args], strict=True))
-    for i, eqn in enumerate(jaxpr.eqns):
-        values.apply(eqn, body.treated.get(i))
-    return [values.read(v, s) for v, s in zip(jaxpr.outvars, outs, strict=True)]
+    def _run(self, body: Body, outs: Sequence[Placement], *args) -> list[Any]:
+        """A body on the part; `outs`: in which form its outputs are asked for."""
+        jaxpr, consts = jaxprs.split(body.closed)
+        values = PartValues(self.n, self.part, body.of, body.zeros)
+        names = [*jaxpr.constvars, *jaxpr.invars]
+        values.env.update(zip(names, [*consts, *args], strict=True))
+        for i, eqn in enumerate(jaxpr.eqns):
+            values.apply(eqn, body.placed.get(i))
+        return [values.read(v, p) for v, p in zip(jaxpr.outvars, outs, strict=True)]

@@ -1,6 +1,6 @@
 """A region: operations that can run in n parts, and the axis each array is cut along.
 
-From one array and one of its axes the labels of `ir.axis_labels` say how the arrays
+From one array and one of its axes the labels of `ir.placements` say how the arrays
 around it are cut. Largest arrays speak first; where two axes meet, the side without the
 first array leaves the region.
 """
@@ -12,16 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.ir import primitives
-from jaxmem.ir.axis_labels import (
-    BEYOND,
-    DIVIDES,
-    WHOLE,
-    CutAxes,
-    Labels,
-    cut,
-    labels,
-)
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.placements import Placements, Shard, at
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, labels, place
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
@@ -104,7 +98,7 @@ class Region:
     n: int
     eqns: set[int] = field(default_factory=set)
     axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, CutAxes] = field(default_factory=dict)
+    cut: dict[int, Placements] = field(default_factory=dict)
     blocked: dict[int, str] = field(default_factory=dict)
     shards: int = 1
 
@@ -115,7 +109,7 @@ class Region:
 
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
-        return bool(self.cut[i].combine)
+        return bool(self.cut[i].op)
 
 
 def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
@@ -141,7 +135,7 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
+def treat(graph: RegionGraph, i: int, region: Region) -> Placements | str:
     """How an equation is cut that agrees with a region, or why it is not."""
     eqn, axis, n = graph.eqns[i], region.axis, region.blocks
     name = eqn.primitive.name
@@ -151,17 +145,18 @@ def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
         return IN_PLACE
     if is_packed(eqn):
         return AT_ONCE
-    known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
+    known = lambda atoms: [at(axis.get(v) if is_var(v) else None) for v in atoms]
     table = graph.labels(i, n)
     if primitives.is_constraint(eqn):
         table = held_labels(eqn, region.shards)
-    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
-    if not isinstance(found, CutAxes):
+    found = place(eqn, known(eqn.invars), known(eqn.outvars), n, table)
+    if not isinstance(found, Placements):
         return found
-    if found.combine and len(eqn.outvars) > 1:
+    if found.op and len(eqn.outvars) > 1:
         return WHOLE
-    atoms = zip([*eqn.invars, *eqn.outvars], [*found.ins, *found.outs], strict=True)
-    return TYPED if any(a is not None and is_typed(v, a) for v, a in atoms) else found
+    atoms = zip([*eqn.invars, *eqn.outvars], found.ins + found.outs, strict=True)
+    typed = any(isinstance(p, Shard) and is_typed(v, p.axis) for v, p in atoms)
+    return TYPED if typed else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
@@ -193,10 +188,10 @@ def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
         return
     region.eqns.add(i)
     region.cut[i] = got
-    places = zip([*eqn.invars, *eqn.outvars], [*got.ins, *got.outs], strict=True)
-    for v, place in places:
-        if place is not None and is_var(v) and v not in region.axis:
-            region.axis[v] = place
+    places = got.in_axes + got.out_axes
+    for v, axis in zip([*eqn.invars, *eqn.outvars], places, strict=True):
+        if axis is not None and is_var(v) and v not in region.axis:
+            region.axis[v] = axis
             yield v
 
 
@@ -227,11 +222,11 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
     # not on the seed's side.
     inside = bits_of(region.eqns)
     for i in sorted(region.eqns):
-        for v, place in zip(graph.eqns[i].invars, region.cut[i].ins, strict=True):
+        for v, axis in region.cut[i].operands(graph.eqns[i]):
             m = graph.maker.get(v) if is_var(v) else None
             if m is None:
                 continue
-            if place is not None and m in region.eqns and not region.is_sum(m):
+            if axis is not None and m in region.eqns and not region.is_sum(m):
                 continue
             makers = inside & (graph.above[m] | 1 << m)
             if not makers:

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmem.ir import primitives
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
 from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
 
@@ -91,7 +91,7 @@ def sums_apart(graph: RegionGraph, region: Region, i: int) -> Iterator[Apart]:
         shards = graph.spreads.size(names)
         is_cut = any(
             a is not None and a == b
-            for a, b in zip(ins, region.cut[i].ins, strict=True)
+            for a, b in zip(ins, region.cut[i].in_axes, strict=True)
         )
         if shards > 1 and (not is_cut or shards == region.shards):
             yield Apart(graph.spreads.mesh, names, ins)

@@ -15,29 +15,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem.ir import primitives
-from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.placements import REPLICATE, Partial, Placements, Shard, at, rules
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """How an equation treats the axis.
-
-    Attributes:
-      ins: along which axis each operand is cut; None for one that is needed whole.
-      outs: the same for the outputs.
-      combine: what makes the whole of the outputs of blocks, where outputs are not cut:
-        "add", "max", "min", "argmax", or "take" for rows looked up along the axis.
-      put: whether it adds to places along the axis that are named by indices.
-    """
-
-    ins: tuple[int | None, ...]
-    outs: tuple[int | None, ...]
-    combine: str = ""
-    put: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class CutAxis:
     product: int
     size: int
     axis: Mapping[Any, int]
-    cut: Mapping[int, Treatment]
+    cut: Mapping[int, Placements]
     repeated: frozenset[int]
 
 
@@ -103,7 +85,7 @@ class _Growth:
     masks: set[Any]
     size: int = 0
     axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, Treatment] = field(default_factory=dict)
+    cut: dict[int, Placements] = field(default_factory=dict)
     wide: set[Any] = field(default_factory=set)  # variables of tokens by vocabulary
     todo: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -117,7 +99,7 @@ class _Growth:
         self.todo.append(self.product)
         while self.todo:
             self._include(self.todo.pop())
-        found = any(t.combine == "max" for t in self.cut.values())
+        found = any(t.op == "max" for t in self.cut.values())
         if not found and not self._leads_to_maximum():
             return None
         if self.wide & self.graph.outputs:
@@ -149,9 +131,9 @@ class _Growth:
         while todo:
             i = todo.pop()
             eqn, treated = self.graph.eqns[i], self.cut[i]
-            if eqn.outvars[0] in self.wide or treated.combine:
+            if eqn.outvars[0] in self.wide or treated.op:
                 return True
-            operands = zip(eqn.invars, treated.ins, strict=True)
+            operands = treated.operands(eqn)
             cut = [a for a, d in operands if d is not None and is_var(a)]
             if not self.wide.isdisjoint(cut):
                 return True
@@ -193,11 +175,11 @@ class _Growth:
             self.blocked.append(i)
             return
         self.cut[i] = treated
-        for v, d in zip(eqn.outvars, treated.outs, strict=True):
+        for v, d in zip(eqn.outvars, treated.out_axes, strict=True):
             if d is not None:
                 self._out(i, v, d)
         like = eqn.outvars[0]
-        for a, d in zip(eqn.invars, treated.ins, strict=True):
+        for a, d in treated.operands(eqn):
             if is_var(a) and d is not None:
                 same = like in self.wide and a.aval.shape == like.aval.shape
                 self._tell(a, d, wide=same and a in self.graph.maker)
@@ -251,37 +233,29 @@ class _Growth:
         return None
 
 
-def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
-    """How an equation treats the axes of its operands and outputs that are known."""
+def treatment(eqn, axis: Mapping[Any, int], size: int) -> Placements | str:
+    """How an equation treats the axes of its operands and outputs that are known.
+
+    What combines blocks is of `lax`, or "argmax", or "take" for rows looked up along
+    the axis.
+    """
     looked_up = _looked_up(eqn, axis)
     if looked_up is not None:
         return looked_up
+    known = lambda atoms: [at(axis.get(a) if is_var(a) else None) for a in atoms]
+    ins, outs = known(eqn.invars), known(eqn.outvars)
     if eqn.primitive.name == "argmax" and axis.get(eqn.invars[0]) in eqn.params["axes"]:
         if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
-            return Treatment((axis[eqn.invars[0]],), (None,), "argmax")
-    table = labels(eqn, size)
-    if isinstance(table, str):
-        return table
-    atoms = [*eqn.invars, *eqn.outvars]
-    names = [*table.ins, *table.outs]
-    pairs = [(a, n) for a, n in zip(atoms, names, strict=True) if is_var(a)]
-    found = {n[axis[a]] for a, n in pairs if a in axis}
-    if len(found) != 1 or None in found:
-        return "it works along the axis" if None in found else "two axes meet"
-    label = found.pop()
-    places = [n.index(label) if label in n else None for n in names]
-    for a, d in zip(atoms, places, strict=True):
-        if d is not None and a.aval.shape[d] != size:
-            return "the axis is split or merged"
-    ins, outs = tuple(places[: len(eqn.invars)]), tuple(places[len(eqn.invars) :])
-    if None not in outs:
-        return Treatment(ins, outs)
-    if len(outs) > 1 or not is_arithmetic(table.combine) or table.combine == "mul":
-        return "it works along the axis"
-    return Treatment(ins, outs, table.combine)
+            return Placements((ins[0],), (Partial("argmax"),))
+    found = rules.place(eqn, ins, outs, size, single=True)
+    if isinstance(found, str) or not found.op:
+        return found
+    if len(outs) > 1 or not is_arithmetic(found.op) or found.op == "mul":
+        return rules.WHOLE
+    return found
 
 
-def _looked_up(eqn, axis: Mapping[Any, int]) -> Treatment | None:
+def _looked_up(eqn, axis: Mapping[Any, int]) -> Placements | None:
     """Places along the axis named by indices: logits of the labels, one at a time."""
     gathers = primitives.is_gather(eqn)
     if not (gathers or primitives.is_scatter_add(eqn)):
@@ -292,9 +266,16 @@ def _looked_up(eqn, axis: Mapping[Any, int]) -> Treatment | None:
     numbers = eqn.params["dimension_numbers"]
     if d is None:
         return None
+    names = "collapsed_slice_dims", "start_index_map"
+    if not gathers:
+        names = "inserted_window_dims", "scatter_dims_to_operand_dims"
+    if not all(d in getattr(numbers, name) for name in names):
+        return None
     if gathers:
-        single = d in numbers.start_index_map and d in numbers.collapsed_slice_dims
-        return Treatment((d, None), (None,), "take") if single else None
-    single = d in numbers.scatter_dims_to_operand_dims
-    single = single and d in numbers.inserted_window_dims
-    return Treatment((d, None, None), (d,), put=True) if single else None
+        return Placements((Shard(d), REPLICATE), (Partial("take"),))
+    return Placements((Shard(d), REPLICATE, REPLICATE), (Shard(d),))
+
+
+def puts(eqn, placed: Placements) -> bool:
+    """Whether it adds to places along the axis that are named by whole indices."""
+    return primitives.is_scatter_add(eqn) and placed.ins[2] == REPLICATE

@@ -12,9 +12,9 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import labels
-from jaxmem.ir.label_rules import Labels
-from jaxmem.ir.parts import on_part
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.lower import on_part
+from jaxmem.ir.placements.rules import labels
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, held
 from jaxmem.scheduling.tiling.gathered import held_whole, spread_apart
@@ -25,6 +25,7 @@ from jaxmem.scheduling.tiling.sums import (
     neutral,
     product,
 )
+from jaxmem.scheduling.tiling.vocabulary import puts
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
 from jaxmem.scheduling.tiling.vocabulary_shards import (
@@ -133,7 +134,7 @@ class _Blocks:
         bases = {online.base for online in self.loop.online}
         for i in self.loop.eqns:
             for k, a in enumerate(self.graph.eqns[i].invars):
-                inside = bases if self.cut[i].ins[k] is None else made
+                inside = bases if self.cut[i].in_axes[k] is None else made
                 if is_var(a) and a not in inside:
                     yield i, k
 
@@ -174,7 +175,7 @@ class _Blocks:
 
     def _of_all_shards(self, i: int, totals: dict[int, Any]):
         """A sum, from those of the shards."""
-        total, combine = totals[i], self.cut[i].combine
+        total, combine = totals[i], self.cut[i].op
         if self.shards.count == 1:
             return total
         if i in self.online:
@@ -202,7 +203,9 @@ class _Blocks:
         """The carry after blocks that start there."""
         cut = ((self.graph.eqns[i].invars[k], i, k) for i, k in self._operands())
         arrays = {
-            a: self.run.in_loop(a) for a, i, k in cut if self.cut[i].ins[k] is not None
+            a: self.run.in_loop(a)
+            for a, i, k in cut
+            if self.cut[i].in_axes[k] is not None
         }
 
         def step(carry, at):
@@ -217,7 +220,7 @@ class _Blocks:
     def _first(self, i: int):
         """What a sum, or a maximum, starts from."""
         end = self.run.tails[i][1].aval
-        combine = self.cut[i].combine
+        combine = self.cut[i].op
         if combine == "take":  # of each token one block has a row
             return constant(end, 0, end.dtype)
         if combine == "argmax":
@@ -228,12 +231,12 @@ class _Blocks:
     def _last(self, i: int, total):
         """A sum after the loop."""
         eqn = self.graph.eqns[i]
-        if self.cut[i].combine == "argmax":
+        if self.cut[i].op == "argmax":
             return total[1]
-        if self.cut[i].combine != "take":
+        if self.cut[i].op != "take":
             return total
         index = self.run.read(eqn.invars[1])
-        return filled(eqn, index, self.cut[i].ins[0], total)
+        return filled(eqn, index, self.cut[i].in_axes[0], total)
 
     def _block(self, at, words: int, first, carry, arrays: dict[Any, Any]):
         """The carry after one more block, which starts at `at` in its shard.
@@ -293,16 +296,16 @@ class _Block:
 
     def evaluate(self, i: int) -> None:
         eqn, treated = self.blocks.graph.eqns[i], self.blocks.cut[i]
-        pairs = zip(eqn.invars, treated.ins, strict=True)
+        pairs = treated.operands(eqn)
         args = [self._operand(a, d) for a, d in pairs]
         if i in self.sums:
             self._combine(i, eqn, args)
             return
-        if treated.put:
-            outs = put(eqn, args, self._part_of(treated.outs[0]))
+        if puts(eqn, treated):
+            outs = put(eqn, args, self._part_of(treated.out_axes[0]))
         else:
             length, start = lambda _: self.words, lambda _: self.start
-            outs = on_part(eqn, args, treated.ins, treated.outs, length, start)
+            outs = on_part(eqn, args, treated, length, start)
         self.now.update(zip(eqn.outvars, outs, strict=True))
 
     def _part_of(self, axis: int | None) -> Part:
@@ -320,13 +323,13 @@ class _Block:
         return self.now[a]
 
     def _combine(self, i: int, eqn, args: list) -> None:
-        total, combine = self.sums[i], self.blocks.cut[i].combine
+        total, combine = self.sums[i], self.blocks.cut[i].op
         if combine == "argmax":
             self.sums[i] = self._greatest(i, eqn, args)
             return
         if combine == "take":
             self.sums[i] = total + taken(
-                eqn, args, self._part_of(self.blocks.cut[i].ins[0])
+                eqn, args, self._part_of(self.blocks.cut[i].in_axes[0])
             )
             return
         part = self._part(i, eqn, args).astype(total.dtype)

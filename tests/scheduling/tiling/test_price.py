@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.chips import CHIPS
-from jaxmem.ir.axis_labels import CutAxes
+from jaxmem.ir.placements import SUM, Placements, Shard, at
 from jaxmem.scheduling.tiling.price import seconds
 
 SDS = jax.ShapeDtypeStruct
@@ -25,7 +25,8 @@ def product(contract, left, right, dtype=jnp.bfloat16, wide=None):
 
 
 def cost(eqns, ins, outs, n, target="h100"):
-    region = SimpleNamespace(n=n, eqns={0}, cut={0: CutAxes(ins, outs)})
+    placed = Placements(tuple(map(at, ins)), tuple(map(at, outs)))
+    region = SimpleNamespace(n=n, eqns={0}, cut={0: placed})
     return seconds(eqns, region, target)
 
 
@@ -78,7 +79,8 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     eqns = jax.make_jaxpr(fn)(SDS((2**12, 2**16), jnp.float32)).eqns
     names = [e.primitive.name for e in eqns]
     assert names == ["exp", "reduce_sum"]
-    both = {0: CutAxes((0,), (0,)), 1: CutAxes((0,), (None,), "add")}
+    first = (Shard(0),)
+    both = {0: Placements(first, first), 1: Placements(first, (SUM,))}
     region = SimpleNamespace(n=4, eqns={0, 1}, cut=both)
     # of each tile the sum is read and written, where the whole writes it once
     sums = (4 * 2 - 1) * 4 * 2**16 / CHIPS["h100"].machine.bandwidth
