@@ -6,13 +6,13 @@ gathers weights for a product is not counted: a product of its gradient needs th
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.placements.labels import Labels
-from jaxmem.ir.placements.rules import labels
+from jaxmem.ir.placements import Axis
+from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shards import Names, Spreads
@@ -43,12 +43,12 @@ def _sent(eqn, spreads: Spreads) -> float:
         return _of_constraint(eqn, spreads)
     summed, gathered, cut = set(), set(), 0.0
     for k, axis, names in _spread_axes(eqn, spreads):
-        table = labels(eqn, spreads.size(names))
-        if not isinstance(table, Labels) or table.ins[k][axis] is None:
+        same = same_axis(eqn, k, axis, spreads.size(names))
+        if same is None:
             cut += spreads.bytes_of(eqn.invars[k])
-        elif _is_summed(eqn, table, table.ins[k][axis], names, spreads):
+        elif _is_summed(eqn, same, names, spreads):
             summed.add(names)
-        elif _is_gathered(eqn, table, table.ins[k][axis], names, spreads):
+        elif _is_gathered(eqn, same, names, spreads):
             gathered.add(names)
     cut += sum(_of_gather(eqn, names, spreads) for names in gathered)
     return cut + sum(_of_sum(eqn, names, spreads) for names in summed)
@@ -74,15 +74,18 @@ def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
 
 def _is_used(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
     """Whether a device needs its own part of an operand alone."""
-    table = labels(eqn, spreads.size(names))
-    if not isinstance(table, Labels) or (label := table.ins[k][axis]) is None:
+    same = same_axis(eqn, k, axis, spreads.size(names))
+    if same is None:
         return False
-    outs = zip(eqn.outvars, table.outs, strict=True)
-    if any(
-        label in of and spreads.names(v, of.index(label)) == names for v, of in outs
-    ):
-        return True
-    return _is_summed(eqn, table, label, names, spreads)
+    outs = _having(eqn.outvars, same[len(eqn.invars) :])
+    is_own = any(spreads.names(v, a) == names for v, a in outs)
+    return is_own or _is_summed(eqn, same, names, spreads)
+
+
+def _having(atoms: Sequence[Any], same: Sequence[Axis]) -> Iterator[tuple[Any, int]]:
+    """The arrays that have an axis, and which of theirs it is."""
+    pairs = zip(atoms, same, strict=True)
+    return ((v, axis) for v, axis in pairs if axis is not None)
 
 
 def _sent_in(closed, given) -> float:
@@ -98,27 +101,23 @@ def _spread_axes(eqn, spreads: Spreads) -> Iterator[tuple[int, int, Names]]:
                 yield k, axis, names
 
 
-def _is_summed(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
+def _is_summed(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> bool:
     """Whether each device sums a part of an axis, of all operands that have it."""
-    if any(label in of_axes for of_axes in table.outs):
-        return False
-    having = (k for k, of_axes in enumerate(table.ins) if label in of_axes)
-    of = lambda k: spreads.names(eqn.invars[k], table.ins[k].index(label))
-    return all(of(k) == names for k in having)
+    count = len(eqn.invars)
+    having = _having(eqn.invars, same[:count])
+    is_kept = any(axis is not None for axis in same[count:])
+    return not is_kept and all(spreads.names(v, a) == names for v, a in having)
 
 
-def _is_gathered(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
+def _is_gathered(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> bool:
     """Whether a result is whole along an axis that an operand is spread along."""
     if primitives.is_product(eqn):
         return False
-    for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
-        if label in of_axes:
-            axis = of_axes.index(label)
-            # nothing is known of what is spread over a part of an axis of the mesh
-            divides = v.aval.shape[axis] % spreads.size(names) == 0
-            if divides and not spreads.names(v, axis):
-                return True
-    return False
+    # nothing is known of what is spread over a part of an axis of the mesh
+    return any(
+        v.aval.shape[axis] % spreads.size(names) == 0 and not spreads.names(v, axis)
+        for v, axis in _having(eqn.outvars, same[len(eqn.invars) :])
+    )
 
 
 def _of_gather(eqn, names: Names, spreads: Spreads) -> float:

@@ -21,10 +21,10 @@ from jaxmem.ir.shards import (
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling.moves.inside import CastInside, ConstantsInside
+from jaxmem.scheduling.moves.passed_on import PassOnSlices
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, ShrinkFirst
-from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
-from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.branches import (

@@ -9,10 +9,10 @@ from jax import lax
 import jaxmem
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.placements.layers import treatment
-from jaxmem.ir.placements.lower import of_layers
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.placements import Placements, at
+from jaxmem.ir.placements.layers import treatment
+from jaxmem.ir.placements.lower import on_part, one
 from tests.arrays import array
 
 L, M = 3, 4
@@ -97,7 +97,7 @@ def test_layer_by_layer_is_all_at_once(name, due):
     cut = lambda x, axis, j: x if axis is None else x[j : j + 1]
     pairs = list(zip(operands, treated.in_axes[1:], strict=True))
     layers = [
-        of_layers(eqn, [index, *(cut(*pair, j) for pair in pairs)], treated)
+        on_part(eqn, [index, *(cut(*pair, j) for pair in pairs)], treated, one)
         for j in range(L)
     ]
     for want, *got in zip(whole, *layers, strict=True):

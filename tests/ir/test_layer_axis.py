@@ -19,10 +19,10 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.placements.lower import of_layers
 from jaxmem.ir.placements import Placements, Shard, at
 from jaxmem.ir.placements.layers import OF_MODELS, of_slice
 from jaxmem.ir.placements.layers import treatment as treatment_of
+from jaxmem.ir.placements.lower import on_part, one
 from jaxmem.ir.placements.rules import RULES, resized
 from jaxmem.ir.primitives import names
 
@@ -102,7 +102,7 @@ def cut(x, axis, j):
 
 def layer(eqn, values, placed, j):
     args = [cut(x, a, j) for x, a in zip(values, placed.in_axes, strict=True)]
-    return of_layers(eqn, args, placed)
+    return on_part(eqn, args, placed, one)
 
 
 def assert_close(got, want, rtol=RTOL):
@@ -412,7 +412,7 @@ def test_sums_over_devices_are_done_by_layers(name):
             for eqn in eqns:
                 result = treatment(eqn, [0])
                 assert result == along(0), eqn
-                (value,) = of_layers(eqn, [value], result)
+                (value,) = on_part(eqn, [value], result, one)
             layers.append(value)
         return jnp.concatenate(layers)
 
@@ -433,7 +433,7 @@ def test_a_constraint_that_leaves_the_layers_whole(spec):
     eqn = constraint(spec)
     assert treatment(eqn, [0]) == of_slice(eqn, 0) == along(0)
     assert resized(eqn, along(0), lambda _: 1) == eqn.params
-    (part,) = of_layers(eqn, [normal(1, 4)], along(0))
+    (part,) = on_part(eqn, [normal(1, 4)], along(0), one)
     assert_close(part, normal(1, 4))
 
 

@@ -13,15 +13,7 @@ from collections.abc import Sequence
 from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.placements import (
-    REPLICATE,
-    Axis,
-    Placement,
-    Placements,
-    Shard,
-    axes_of,
-    rules,
-)
+from jaxmem.ir.placements import REPLICATE, Placement, Placements, Shard, axes_of, rules
 from jaxmem.ir.placements.bodies import NotInParts, are_whole, of_branches
 from jaxmem.ir.placements.labels import is_plain_bitcast, is_to_memory
 from jaxmem.ir.primitives import Kind
@@ -114,7 +106,7 @@ _ALONG = {  # what it does along an axis that cannot be cut
 }
 
 
-def _in_words(eqn, axes: Sequence[Axis], why: str) -> str:
+def _in_words(eqn, axes: Sequence[int | None], why: str) -> str:
     """What prevents a cut, said of layers."""
     name = eqn.primitive.name
     if why == rules.WHOLE:
@@ -137,7 +129,7 @@ def _along(name: str) -> str:
     return _ALONG.get(name, "it is along the layers")
 
 
-def _are_free(eqn, axes: Sequence[Axis]) -> bool:
+def _are_free(eqn, axes: Sequence[int | None]) -> bool:
     """Whether the axes of a product's operands are of one of them alone."""
     contracted, batch = eqn.params["dimension_numbers"]
     of_both = ((*contracted[side], *batch[side]) for side in (0, 1))

@@ -1,7 +1,7 @@
 """Operations, and the bodies in them, on a part of their arrays."""
 
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,28 +21,40 @@ from jaxmem.ir.random_parts import bits_of_part
 from jaxmem.ir.scans import is_var, scan_like, split
 
 
+def one(length: int) -> int:
+    """The length of a slice that is one layer."""
+    del length
+    return 1
+
+
 def on_part(
     eqn,
     args: Sequence[Any],
     placed: Placements,
     length: Callable[[int], int],
-    start: Callable[[int], Any],
+    start: Callable[[int], Any] | None = None,
 ) -> list[Any]:
     """What an equation gives of parts of its operands.
 
     Args:
-      eqn: an equation with labels (`rules.labels`).
+      eqn: an equation with labels (`rules.labels`), or with bodies of such.
       args: what there is of each operand.
       placed: which of its arrays are cut.
       length: of an axis of this length in the equation, the length of its part.
       start: of the same, where the part starts; it may be traced. Where the part is of
-        several places, a number for each of its elements.
+        several places, a number for each of its elements. None where no counter and
+        no random bits are cut.
     """
+    if placed.inner:
+        return nested(eqn, args, placed, partial(_body_on_part, length, start))
     ins, outs = placed.in_axes, placed.out_axes
     name, whole = eqn.primitive.name, lambda axis: eqn.outvars[0].aval.shape[axis]
-    first = lambda axis, dtype: _along(
-        start(whole(axis)).astype(dtype), axis, eqn.outvars[0].aval.ndim
-    )
+
+    def first(axis, dtype):
+        assert start is not None, eqn
+        at = start(whole(axis)).astype(dtype)
+        return _along(at, axis, eqn.outvars[0].aval.ndim)
+
     if name == "random_bits" and outs[0] is not None and ins[0] is None:
         axis = outs[0]
         how = axis, length(whole(axis)), first(axis, jnp.uint32)
@@ -90,20 +102,13 @@ def nested(
     return _compat.in_context_of(eqn, runs[0], *args)
 
 
-def of_layers(eqn, args: Sequence[Any], placed: Placements, size: int = 1) -> list[Any]:
-    """Outputs of `eqn` on operands cut to `size` layers, where `placed` says."""
-    if placed.inner:
-        return nested(eqn, args, placed, partial(_body_of_layers, size))
-    return _compat.bind(eqn, list(args), resized(eqn, placed, lambda _: size))
-
-
-def _body_of_layers(size: int, body: Body, outs, *args) -> list[Any]:
-    del outs  # what is wanted by layers is made by layers
+def _body_on_part(length, start, body: Body, outs, *args) -> list[Any]:
+    del outs  # what is wanted of it in parts is made in parts
     position = {id(eqn): i for i, eqn in enumerate(body.jaxpr.eqns)}
 
     def rule(eqn, values):
         placed = body.placed.get(position[id(eqn)])
-        return None if placed is None else of_layers(eqn, values, placed, size)
+        return None if placed is None else on_part(eqn, values, placed, length, start)
 
     return jaxprs.evaluate(body.closed, args, rule)
 
@@ -113,21 +118,26 @@ Place = tuple[Any, Axis]  # a variable and the axis along which it is cut
 
 @dataclass
 class Slices:
-    """Slices of a graph's variables, made of others as they are asked for.
+    """Slices of a graph's variables, cut or made of others as they are asked for.
 
     Attributes:
       graph: the list of equations.
       whole: gives what is not sliced.
-      source: gives a slice of what no cheap operation makes.
+      cut: gives a slice of a variable along an axis.
       env: the slices so far.
-      size: of a slice.
+      length: of an axis of this length, the length of its slices.
+      start: of the same, where the slice starts; for a counter or random bits.
+      remade: whether cheap operations are done to slices, and not those cut from what
+        they give.
     """
 
     graph: JaxprGraph
     whole: Callable[[Any], Any]
-    source: Callable[[Any, int], Any]
-    env: MutableMapping[Place, Any]
-    size: int = 1
+    cut: Callable[[Any, int], Any]
+    env: MutableMapping[Place, Any] = field(default_factory=dict)
+    length: Callable[[int], int] = one
+    start: Callable[[int], Any] | None = None
+    remade: bool = True
 
     def read(self, atom, axis: Axis) -> Any:
         """A slice along `axis`; with None the whole."""
@@ -137,26 +147,33 @@ class Slices:
             return self.whole(atom)
         for place in operands_first((atom, axis), self._missing):
             if place not in self.env:
-                placed = made_of(self.graph, *place)
+                placed = self._made_of(place)
                 if placed is None:
-                    self.env[place] = self.source(*place)
+                    self.env[place] = self.cut(*place)
                 else:
-                    self.env.update(self.run(self.graph.maker[place[0]], placed))
+                    self.run(self.graph.maker[place[0]], placed)
         return self.env[atom, axis]
 
-    def run(self, i: int, placed: Placements) -> dict[Place, Any]:
-        """What an equation gives of slices, by variable and axis; None for a term."""
-        eqn = self.graph.eqns[i]
-        args = [self.read(v, axis) for v, axis in placed.operands(eqn)]
-        outs = of_layers(eqn, args, placed, self.size)
-        places = zip(eqn.outvars, placed.out_axes, strict=True)
-        return dict(zip(places, outs, strict=True))
+    def operands(self, i: int, placed: Placements) -> list[Any]:
+        return [self.read(v, axis) for v, axis in placed.operands(self.graph.eqns[i])]
+
+    def run(self, i: int, placed: Placements) -> None:
+        """An equation on slices; an output of which it gives a term has no axis."""
+        eqn, args = self.graph.eqns[i], self.operands(i, placed)
+        self.put(i, placed, on_part(eqn, args, placed, self.length, self.start))
+
+    def put(self, i: int, placed: Placements, outs: Sequence[Any]) -> None:
+        places = zip(self.graph.eqns[i].outvars, placed.out_axes, strict=True)
+        self.env.update(zip(places, outs, strict=True))
+
+    def _made_of(self, place: Place) -> Placements | None:
+        return made_of(self.graph, *place) if self.remade else None
 
     def _missing(self, place: Place) -> list[Place]:
         """The slices to make before this one."""
-        placed = None if place in self.env else made_of(self.graph, *place)
+        placed = None if place in self.env else self._made_of(place)
         if placed is None:
             return []
         pairs = placed.operands(self.graph.eqns[self.graph.maker[place[0]]])
         places = [(w, a) for w, a in pairs if is_var(w) and a is not None]
-        return [one for one in places if one not in self.env]
+        return [w for w in places if w not in self.env]

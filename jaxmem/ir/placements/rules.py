@@ -13,7 +13,15 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-from jaxmem.ir.placements import Partial, Placement, Placements, Replicate, Shard, at
+from jaxmem.ir.placements import (
+    Axis,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    at,
+)
 from jaxmem.ir.placements import label_products as products
 from jaxmem.ir.placements import labels as rules
 from jaxmem.ir.placements.labels import Labels, Rule
@@ -86,6 +94,22 @@ def place(
         of_outs = (Partial(table.combine),) * len(of_outs)
     merged = single and any(size not in (0, n) for size in sizes)
     return MERGED if merged else Placements(of_ins, of_outs)
+
+
+def same_axis(eqn, k: int, axis: int, n: int) -> tuple[Axis, ...] | None:
+    """Which axis of each operand, and of each output behind them, is one and the same.
+
+    Args:
+      eqn: an equation.
+      k: the number of one of these arrays.
+      axis: one of its axes; None is returned where it cannot be cut.
+      n: into how many parts.
+    """
+    table = labels(eqn, n)
+    if isinstance(table, str):
+        return None
+    label = (table.ins + table.outs)[k][axis]
+    return None if label is None else table.axes(label)
 
 
 def _sharding(eqn) -> Any:

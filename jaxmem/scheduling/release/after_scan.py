@@ -50,11 +50,6 @@ class AfterScan(Propagation):
     # what is missing before such an operation
     blockers: dict[Any, None] = field(default_factory=dict)
 
-    @property
-    def axis(self) -> dict[Any, int]:
-        """Along which axis variables have the layers."""
-        return {v: p.axis for v, p in self.of.items() if isinstance(p, Shard)}
-
     def sums(self, i: int) -> bool:
         """Whether an equation combines the layers."""
         return i in self.placed and bool(self.placed[i].op)

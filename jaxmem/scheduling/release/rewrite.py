@@ -15,7 +15,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.one_gpu import index_after, late, row_major
 from jaxmem.ir.placements import Axis, Placements
-from jaxmem.ir.placements.lower import Place, Slices
+from jaxmem.ir.placements.lower import Place, Slices, on_part, one
 from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Release, bases, unsliced
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
@@ -252,7 +252,9 @@ class _Layer:
         found = (self.source[v] for v in eqn.invars if is_var(v) and v in self.source)
         gradient = next(found, None)
         self.source.update(dict.fromkeys(eqn.outvars, gradient))
-        self.env.update(self.waiting_for(gradient).run(i, treated))
+        args = self.waiting_for(gradient).operands(i, treated)
+        places = zip(eqn.outvars, treated.out_axes, strict=True)
+        self.env.update(zip(places, on_part(eqn, args, treated, one), strict=True))
 
     def _cut(self, gradient, v, axis: int):
         # the host's copies are to be under way before the gradient is there

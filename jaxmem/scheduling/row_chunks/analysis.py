@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jaxmem.ir.graph import JaxprGraph, of_variables
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.placements import REPLICATE, Placements, Shard
 from jaxmem.ir.placements.layers import made_of, treatment
-from jaxmem.ir.placements.propagate import Propagation
+from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
 
@@ -187,10 +186,10 @@ class _Search(Propagation):
 
     def understand(self) -> bool:
         """Finds the rest; False if the update itself does more than treat rows."""
-        core, todo = set(self.core), sorted(self.core)
-        seen = set(todo)
-        while todo:
-            i = heappop(todo)
+        core, seen, todo = set(self.core), set(self.core), Worklist()
+        for i in core:
+            todo.push(i, i)
+        for i in todo:
             eqn = self.graph.eqns[i]
             ins = list(filter(is_var, eqn.invars))
             by_rows = any(v in self.of for v in ins)
@@ -198,7 +197,7 @@ class _Search(Propagation):
                 self.later.update(eqn.outvars)
                 users = {u for v in eqn.outvars for u in self.graph.users.get(v, ())}
                 for u in users - seen:
-                    heappush(todo, u)
+                    todo.push(u, u)
                 seen |= users
             treated = self._treatment(eqn) if by_rows else None
             if treated is not None:

@@ -115,10 +115,10 @@ class _Loop:
         places = [*self.plan.pairs.values(), *self.plan.read]
         arrays = list(map(merged, [*carried, *read]))
         env = {(v, 0): x for v, x in zip(places, arrays, strict=True)}
-        about = self.values.graph, self.values.read, _unread, env
-        rows = Slices(*about, arrays[0].shape[0])
+        values, length = self.values, lambda _: arrays[0].shape[0]
+        rows = Slices(values.graph, values.read, _unread, env, length)
         for i in self.plan.moved:
-            env |= rows.run(i, self.plan.treatments[i])
+            rows.run(i, self.plan.treatments[i])
         outs = [env[v, 0] for v in self.plan.pairs]
         return [x.reshape(*parts, *x.shape[1:]) if parts else x for x in outs]
 

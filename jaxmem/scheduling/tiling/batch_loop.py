@@ -21,9 +21,9 @@ from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.part_values import PartValues
+from jaxmem.scheduling.tiling.parts_loop import PartsLoop
 from jaxmem.scheduling.tiling.shard_sums import combined
 from jaxmem.scheduling.tiling.sums import neutral
-from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
 
@@ -55,30 +55,22 @@ def _run(batch: Batch, args: list) -> list[Any]:
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
     axes = {v: p.axis for v in cut if isinstance(p := batch.of[v], Shard)}
-    written = WrittenParts(axes, batch.parts)
     if batch.shards > 1:
         env = outside.env | _gathered(batch, outside)
         outside = replace(outside, env=env, done={*outside.done})
-    part_of = _spread_part if batch.shards > 1 else _part
-    run = partial(part_of, batch, outside, batch.in_part())
+    one = _spread_part if batch.shards > 1 else _part
+    run = partial(one, batch, outside, batch.in_part())
 
-    def body(carry, part):
-        totals, buffers = carry
+    def part_of(totals, part):
         terms, made = run(part)
         new = [
             getattr(lax, _op(batch, v))(t, x.astype(t.dtype))
             for t, v, x in zip(totals, sums, terms, strict=True)
         ]
-        values = dict(zip(cut, made, strict=True))
-        buffers, stacks = written.write(buffers, part, values)
-        return (new, buffers), stacks
+        return new, dict(zip(cut, made, strict=True))
 
-    first = _empty_sums(batch)
-    parts = jnp.arange(batch.n, dtype=jnp.int32)
-    with jax.named_scope(SCOPE):
-        carry = first, written.buffers()
-        (totals, buffers), stacks = lax.scan(body, carry, parts)
-    found = written.whole(buffers, stacks)
+    loop = PartsLoop(axes, batch.parts)
+    totals, found = loop.run(SCOPE, _empty_sums(batch), part_of)
     pairs = zip(sums, totals, strict=True)
     return found | {v: _whole_sum(batch, v, total) for v, total in pairs}
 

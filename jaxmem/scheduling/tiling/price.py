@@ -64,8 +64,8 @@ def seconds(
       Seconds, 0.0 where the tiles cost nothing by the roofline.
     """
     price = Price(target, spreads)
-    whole = total(price.whole(eqns[i]) for i in region.eqns)
-    cuts = ((eqns[i], region.cut[i]) for i in region.eqns)
+    whole = total(price.whole(eqns[i]) for i in sorted(region.eqns))
+    cuts = ((eqns[i], region.placed[i]) for i in sorted(region.eqns))
     tile = total(price.part(eqn, placed, region.n) for eqn, placed in cuts)
     # random bits that others need too are drawn once more
     bits = sum(map(price.seconds, _drawn_twice(eqns, region)))

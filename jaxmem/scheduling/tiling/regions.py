@@ -5,16 +5,15 @@ around it are cut. Largest arrays speak first; where two axes meet, the side wit
 first array leaves the region.
 """
 
-import heapq
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.placements import Placements, Shard, at
+from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, labels, place
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
@@ -82,25 +81,24 @@ class RegionGraph(JaxprGraph):
 
 
 @dataclass
-class Region:
+class Region(Propagation):
     """Equations that run `n` times, each on its part.
 
     Attributes:
       n: how many parts.
       shards: over how many devices the axis is spread. A part is taken from each of
         its shards, so that no device needs what another has.
-      eqns: positions of the equations.
-      axis: of each variable that is cut: along which axis.
-      cut: how each equation is cut.
       blocked: equations at the border, and why they are not in it.
     """
 
-    n: int
-    eqns: set[int] = field(default_factory=set)
-    axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, Placements] = field(default_factory=dict)
+    n: int = field(kw_only=True)
     blocked: dict[int, str] = field(default_factory=dict)
     shards: int = 1
+
+    @property
+    def eqns(self) -> KeysView[int]:
+        """Positions of the equations."""
+        return self.placed.keys()
 
     @property
     def blocks(self) -> int:
@@ -109,7 +107,7 @@ class Region:
 
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
-        return bool(self.cut[i].op)
+        return bool(self.placed[i].op)
 
 
 def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
@@ -123,7 +121,7 @@ def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
     new, old = more.blocks, region.blocks
     if any(graph.labels(i, new) != graph.labels(i, old) for i in looked_at):
         return None
-    if any(v.aval.shape[axis] % new for v, axis in region.axis.items()):
+    if any(v.aval.shape[axis] % new for v, axis in more.axis.items()):
         return None
     return more
 
@@ -137,7 +135,7 @@ def bits_of(positions: Iterable[int]) -> int:
 
 def treat(graph: RegionGraph, i: int, region: Region) -> Placements | str:
     """How an equation is cut that agrees with a region, or why it is not."""
-    eqn, axis, n = graph.eqns[i], region.axis, region.blocks
+    eqn, n = graph.eqns[i], region.blocks
     name = eqn.primitive.name
     if name in BEYOND:
         return BEYOND[name]
@@ -145,11 +143,10 @@ def treat(graph: RegionGraph, i: int, region: Region) -> Placements | str:
         return IN_PLACE
     if is_packed(eqn):
         return AT_ONCE
-    known = lambda atoms: [at(axis.get(v) if is_var(v) else None) for v in atoms]
     table = graph.labels(i, n)
     if primitives.is_constraint(eqn):
         table = held_labels(eqn, region.shards)
-    found = place(eqn, known(eqn.invars), known(eqn.outvars), n, table)
+    found = place(eqn, region.all_at(eqn.invars), region.all_at(eqn.outvars), n, table)
     if not isinstance(found, Placements):
         return found
     if found.op and len(eqn.outvars) > 1:
@@ -162,18 +159,17 @@ def treat(graph: RegionGraph, i: int, region: Region) -> Placements | str:
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
     """The largest region round an array that is cut along an axis; it is convex."""
     # `floor`: bytes from which an array ties operations to the region
-    region = Region(n, axis={seed: axis}, shards=graph.shards(seed, axis))
+    region = Region({seed: Shard(axis)}, n=n, shards=graph.shards(seed, axis))
     allowed = graph.hull(seed, floor)
     # where large arrays say how, the small ones follow; of equals, the first
-    order = itertools.count()
-    work = [(-graph.size(seed), next(order), seed)]
-    while work:
-        *_, v = heapq.heappop(work)
+    work = Worklist()
+    work.push(-graph.size(seed), seed)
+    for v in work:
         for i in graph.around(v):
             if i in region.eqns or i in region.blocked or not allowed >> i & 1:
                 continue
             for new in _join(graph, region, i):
-                heapq.heappush(work, (-graph.size(new), next(order), new))
+                work.push(-graph.size(new), new)
     home = graph.maker[seed]
     while _leave(graph, region, home):
         pass
@@ -186,13 +182,7 @@ def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
     if isinstance(got, str):
         region.blocked[i] = got
         return
-    region.eqns.add(i)
-    region.cut[i] = got
-    places = got.in_axes + got.out_axes
-    for v, axis in zip([*eqn.invars, *eqn.outvars], places, strict=True):
-        if axis is not None and is_var(v) and v not in region.axis:
-            region.axis[v] = axis
-            yield v
+    yield from region.spread(i, eqn, got)
 
 
 def _hull(graph: RegionGraph, seed, floor: int) -> int:
@@ -222,7 +212,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
     # not on the seed's side.
     inside = bits_of(region.eqns)
     for i in sorted(region.eqns):
-        for v, axis in region.cut[i].operands(graph.eqns[i]):
+        for v, axis in region.placed[i].operands(graph.eqns[i]):
             m = graph.maker.get(v) if is_var(v) else None
             if m is None:
                 continue
@@ -236,7 +226,8 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
                 gone = {k for k in region.eqns if k == i or graph.needs(k, i)}
             why = f"{NEEDS_ALL} {primitives.quoted(graph.eqns[m])} first"
             region.blocked.update(dict.fromkeys(gone, why))
-            region.eqns -= gone
+            for k in gone:
+                del region.placed[k]
             return True
     return False
 
@@ -248,9 +239,7 @@ def inner(graph: JaxprGraph, region: Region) -> set[Any]:
         if region.is_sum(i):
             continue
         for v in graph.eqns[i].outvars:
-            if v not in graph.outputs and region.eqns.issuperset(
-                graph.users.get(v, ())
-            ):
+            if v not in graph.outputs and region.eqns >= set(graph.users.get(v, ())):
                 found.add(v)
     return found
 

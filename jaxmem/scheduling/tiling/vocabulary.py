@@ -8,7 +8,7 @@ each token. The maximum and the sum of exponentials come from one loop: the sum 
 is rescaled where the maximum grows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.placements import REPLICATE, Partial, Placements, Shard, at, rules
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, rules
+from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
 
@@ -51,7 +52,7 @@ def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
         for axis in reversed(range(graph.eqns[i].outvars[0].aval.ndim)):
             if i in taken:
                 break
-            found = _Growth(graph, i, axis, masks).result()
+            found = _Growth(graph=graph, product=i, start=axis, masks=masks).result()
             if isinstance(found, CutAxis):
                 taken |= found.cut.keys()
             if found is not None:
@@ -76,16 +77,14 @@ def _masks(graph: JaxprGraph) -> set[Any]:
 
 
 @dataclass
-class _Growth:
+class _Growth(Propagation):
     """From the logits to all that is of tokens by vocabulary, and what makes it."""
 
-    graph: JaxprGraph
-    product: int
-    start: int  # which axis of the product's output
-    masks: set[Any]
+    graph: JaxprGraph = field(kw_only=True)
+    product: int = field(kw_only=True)
+    start: int = field(kw_only=True)  # which axis of the product's output
+    masks: set[Any] = field(kw_only=True)
     size: int = 0
-    axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, Placements] = field(default_factory=dict)
     wide: set[Any] = field(default_factory=set)  # variables of tokens by vocabulary
     todo: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -99,15 +98,15 @@ class _Growth:
         self.todo.append(self.product)
         while self.todo:
             self._include(self.todo.pop())
-        found = any(t.op == "max" for t in self.cut.values())
+        found = any(t.op == "max" for t in self.placed.values())
         if not found and not self._leads_to_maximum():
             return None
         if self.wide & self.graph.outputs:
             self.reasons.append("an array of all of it is an output of the step")
         if self.reasons:
             return self.reasons[0]
-        repeated = frozenset(i for i in self.cut if not self._is_late(i))
-        return CutAxis(self.product, self.size, self.axis, self.cut, repeated)
+        repeated = frozenset(i for i in self.placed if not self._is_late(i))
+        return CutAxis(self.product, self.size, self.axis, self.placed, repeated)
 
     def _leads_to_maximum(self) -> bool:
         """Whether there is a softmax behind what cannot be cut."""
@@ -130,23 +129,23 @@ class _Growth:
         todo, seen = [i], {i}
         while todo:
             i = todo.pop()
-            eqn, treated = self.graph.eqns[i], self.cut[i]
+            eqn, treated = self.graph.eqns[i], self.placed[i]
             if eqn.outvars[0] in self.wide or treated.op:
                 return True
             operands = treated.operands(eqn)
             cut = [a for a, d in operands if d is not None and is_var(a)]
             if not self.wide.isdisjoint(cut):
                 return True
-            makers = {self.graph.maker.get(a, -1) for a in cut} & self.cut.keys() - seen
+            makers = {
+                self.graph.maker.get(a, -1) for a in cut
+            } & self.placed.keys() - seen
             seen |= makers
             todo += makers
         return False
 
     def _tell(self, v, axis: int, wide: bool) -> None:
         """That a variable is cut along an axis; its users follow where it is wide."""
-        if v not in self.axis:
-            self.axis[v] = axis
-        if self.axis[v] != axis:
+        if self.of.setdefault(v, Shard(axis)) != Shard(axis):
             self.reasons.append("two axes of one array are the vocabulary")
         if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
             self.reasons.append("it is sharded by its type")
@@ -166,15 +165,15 @@ class _Growth:
 
     def _included(self, i: int) -> Iterator[Any]:
         """The operands of an equation that are cut with it, each when it is known."""
-        if i in self.cut:
+        if i in self.placed:
             return
         eqn = self.graph.eqns[i]
-        treated = treatment(eqn, self.axis, self.size)
+        treated = treatment(eqn, self, self.size)
         if isinstance(treated, str):
             self.reasons.append(f"{primitives.quoted(eqn)} needs all of it: {treated}")
             self.blocked.append(i)
             return
-        self.cut[i] = treated
+        self.placed[i] = treated
         for v, d in zip(eqn.outvars, treated.out_axes, strict=True):
             if d is not None:
                 self._out(i, v, d)
@@ -214,18 +213,18 @@ class _Growth:
         if not is_move(eqn):
             return False
         m = self.graph.maker.get(eqn.invars[0])
-        return m in self.cut and m != self.product and self._is_late(m)
+        return m in self.placed and m != self.product and self._is_late(m)
 
     def _pulled(self, a) -> int | None:
         """What makes an operand, to be done block by block too, where that is cheap."""
         i = self.graph.maker.get(a)
-        if i is None or i in self.cut:
+        if i is None or i in self.placed:
             return None
         eqn = self.graph.eqns[i]
         puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
         again = primitives.is_dot(eqn) and a in self.wide
         if primitives.of(eqn).cheap or puts or again:
-            treated = treatment(eqn, self.axis, self.size)
+            treated = treatment(eqn, self, self.size)
             if not isinstance(treated, str):
                 return i
         if a in self.wide:
@@ -233,18 +232,17 @@ class _Growth:
         return None
 
 
-def treatment(eqn, axis: Mapping[Any, int], size: int) -> Placements | str:
+def treatment(eqn, known: Propagation, size: int) -> Placements | str:
     """How an equation treats the axes of its operands and outputs that are known.
 
     What combines blocks is of `lax`, or "argmax", or "take" for rows looked up along
     the axis.
     """
-    looked_up = _looked_up(eqn, axis)
+    ins, outs = known.all_at(eqn.invars), known.all_at(eqn.outvars)
+    looked_up = _looked_up(eqn, ins, outs)
     if looked_up is not None:
         return looked_up
-    known = lambda atoms: [at(axis.get(a) if is_var(a) else None) for a in atoms]
-    ins, outs = known(eqn.invars), known(eqn.outvars)
-    if eqn.primitive.name == "argmax" and axis.get(eqn.invars[0]) in eqn.params["axes"]:
+    if eqn.primitive.name == "argmax" and ins[0] in map(Shard, eqn.params["axes"]):
         if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
             return Placements((ins[0],), (Partial("argmax"),))
     found = rules.place(eqn, ins, outs, size, single=True)
@@ -255,25 +253,26 @@ def treatment(eqn, axis: Mapping[Any, int], size: int) -> Placements | str:
     return found
 
 
-def _looked_up(eqn, axis: Mapping[Any, int]) -> Placements | None:
+def _looked_up(
+    eqn, ins: Sequence[Placement], outs: Sequence[Placement]
+) -> Placements | None:
     """Places along the axis named by indices: logits of the labels, one at a time."""
     gathers = primitives.is_gather(eqn)
     if not (gathers or primitives.is_scatter_add(eqn)):
         return None
-    table, out = eqn.invars[0], eqn.outvars[0]
     # a scatter's output is cut as its table is
-    d = axis.get(table) if gathers else axis.get(out, axis.get(table))
+    cut = ins[0] if gathers or outs[0] == REPLICATE else outs[0]
     numbers = eqn.params["dimension_numbers"]
-    if d is None:
+    if not isinstance(cut, Shard):
         return None
     names = "collapsed_slice_dims", "start_index_map"
     if not gathers:
         names = "inserted_window_dims", "scatter_dims_to_operand_dims"
-    if not all(d in getattr(numbers, name) for name in names):
+    if not all(cut.axis in getattr(numbers, name) for name in names):
         return None
     if gathers:
-        return Placements((Shard(d), REPLICATE), (Partial("take"),))
-    return Placements((Shard(d), REPLICATE, REPLICATE), (Shard(d),))
+        return Placements((cut, REPLICATE), (Partial("take"),))
+    return Placements((cut, REPLICATE, REPLICATE), (cut,))
 
 
 def puts(eqn, placed: Placements) -> bool:

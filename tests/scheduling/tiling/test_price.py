@@ -1,7 +1,5 @@
 """Seconds of tiles, by a roofline: where they are free, and what they cost beyond."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from jaxmem.chips import CHIPS
 from jaxmem.ir.placements import SUM, Placements, Shard, at
 from jaxmem.scheduling.tiling.price import seconds
+from jaxmem.scheduling.tiling.regions import Region
 
 SDS = jax.ShapeDtypeStruct
 WIDTH, VOCABULARY, ROWS = 4096, 131_072, 2**17
@@ -26,7 +25,7 @@ def product(contract, left, right, dtype=jnp.bfloat16, wide=None):
 
 def cost(eqns, ins, outs, n, target="h100"):
     placed = Placements(tuple(map(at, ins)), tuple(map(at, outs)))
-    region = SimpleNamespace(n=n, eqns={0}, cut={0: placed})
+    region = Region(n=n, placed={0: placed})
     return seconds(eqns, region, target)
 
 
@@ -81,11 +80,11 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     assert names == ["exp", "reduce_sum"]
     first = (Shard(0),)
     both = {0: Placements(first, first), 1: Placements(first, (SUM,))}
-    region = SimpleNamespace(n=4, eqns={0, 1}, cut=both)
+    region = Region(n=4, placed=both)
     # of each tile the sum is read and written, where the whole writes it once
     sums = (4 * 2 - 1) * 4 * 2**16 / CHIPS["h100"].machine.bandwidth
     assert seconds(eqns, region, "h100") == pytest.approx(sums)
-    fused = SimpleNamespace(n=4, eqns={0}, cut=both)
+    fused = Region(n=4, placed={0: both[0]})
     launch = CHIPS["h100"].machine.launch
     assert seconds(eqns, fused, "h100") == pytest.approx(4 * launch)
 

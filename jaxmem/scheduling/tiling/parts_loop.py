@@ -1,35 +1,57 @@
-"""Arrays that a loop makes part by part, for use after it."""
+"""The loop over parts: sums are carried, and what is cut is written part by part."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxmem.scheduling.tiling.shard_parts import Parts
 from jaxmem.scheduling.tiling.sums import constant
 
 
-class WrittenParts:
-    """Arrays that are cut, of which each iteration of a scan makes one part.
+class PartsLoop:
+    """A scan that makes arrays part by part, for use after it.
 
     Where parts lie one behind the other, they are what the scan stacks. Others are
     written to a buffer that is carried, since a stack of them would be transposed.
     """
 
-    def __init__(self, axis: Mapping[Any, int], parts: Parts | None = None):
-        """`axis`: of each variable, the axis along which it is cut.
-
-        `parts`: how it is cut; None for slices that lie one behind the other.
-        """
-        self.axis = axis
-        self.spread = parts if parts and parts.shards > 1 else None
+    def __init__(self, axis: Mapping[Any, int], parts: Parts):
+        """`axis`: of each variable, the axis along which `parts` cut it."""
+        self.axis, self.n = axis, parts.n
+        self.spread = parts if parts.shards > 1 else None
         in_order = self.spread is None
         is_stacked = lambda v: in_order and math.prod(v.aval.shape[: axis[v]]) == 1
         self.stacked = [v for v in axis if is_stacked(v)]
         self.placed = [v for v in axis if not is_stacked(v)]
 
-    def buffers(self) -> list[Any]:
+    def run(
+        self, scope: str, totals: list[Any], part_of: Callable
+    ) -> tuple[list[Any], dict[Any, Any]]:
+        """Sums and arrays after the last part.
+
+        Args:
+          scope: the name of the loop.
+          totals: the sums before the first part.
+          part_of: `part_of(totals, j)`, the sums with part `j`, and its values.
+        """
+
+        def body(carry, j):
+            totals, buffers = carry
+            totals, values = part_of(totals, j)
+            buffers, stacks = self._write(buffers, j, values)
+            return (totals, buffers), stacks
+
+        steps = jnp.arange(self.n, dtype=jnp.int32)
+        with jax.named_scope(scope):
+            carry = totals, self._buffers()
+            (totals, buffers), stacks = lax.scan(body, carry, steps)
+        return totals, self._whole(buffers, stacks)
+
+    def _buffers(self) -> list[Any]:
         """What is carried before the first part."""
         whole = [constant(v.aval, 0, v.aval.dtype) for v in self.placed]
         if self.spread is None:
@@ -37,7 +59,7 @@ class WrittenParts:
         of = zip(whole, self.placed, strict=True)
         return [x.reshape(self.spread.view(x.shape, self.axis[v])) for x, v in of]
 
-    def write(
+    def _write(
         self, buffers: Sequence[Any], part, values: Mapping[Any, Any]
     ) -> tuple[list[Any], list[Any]]:
         """The buffers with part number `part` in them, and what the scan stacks."""
@@ -51,7 +73,7 @@ class WrittenParts:
             new.append(lax.dynamic_update_slice_in_dim(buffer, x, start, axis))
         return new, [values[v] for v in self.stacked]
 
-    def whole(self, buffers: Sequence[Any], stacks: Sequence[Any]) -> dict[Any, Any]:
+    def _whole(self, buffers: Sequence[Any], stacks: Sequence[Any]) -> dict[Any, Any]:
         """The arrays after the last part."""
         pairs = zip(self.placed, buffers, strict=True)
         found = {v: x.reshape(v.aval.shape) for v, x in pairs}

@@ -18,7 +18,7 @@ from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.placements.layers import of_slice
-from jaxmem.ir.placements.lower import of_layers
+from jaxmem.ir.placements.lower import on_part, one
 from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, split, xs_of
 from jaxmem.scheduling._pass import Level, Pass
 
@@ -106,7 +106,7 @@ def _follow(recipe: Recipe, x):
     # the equations' parameters hold for an axis of size one, not for none
     x = jnp.expand_dims(x, 0)
     for eqn in recipe:
-        (x,) = of_layers(eqn, [x], _FIRST)
+        (x,) = on_part(eqn, [x], _FIRST, one)
     return jnp.squeeze(x, 0)
 
 
