@@ -46,10 +46,15 @@ class JaxprGraph:
 
     def after(self, i: int) -> set[Any]:
         """The variables that need equation `i` to have been done."""
-        found = set(self.eqns[i].outvars)
+        return self.behind({i}, range(i, len(self.eqns)))
+
+    def behind(self, starts: Set[int], among: Iterable[int]) -> set[Any]:
+        """The variables that need one of some equations, by way of others in order."""
+        found: set[Any] = set()
         # one pass is enough: an equation stands behind what it needs
-        for eqn in self.eqns[i + 1 :]:
-            if any(is_var(v) and v in found for v in eqn.invars):
+        for i in among:
+            eqn = self.eqns[i]
+            if i in starts or any(is_var(v) and v in found for v in eqn.invars):
                 found.update(eqn.outvars)
         return found
 

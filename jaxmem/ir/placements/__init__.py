@@ -69,3 +69,9 @@ class Placements:
     def op(self) -> str:
         """What combines the outputs of all parts; empty where none is a term."""
         return next((p.op for p in self.outs if isinstance(p, Partial)), "")
+
+
+def as_whole(eqn) -> Placements:
+    """Of an equation that a part does as the whole does."""
+    ins, outs = (REPLICATE,) * len(eqn.invars), (REPLICATE,) * len(eqn.outvars)
+    return Placements(ins, outs)

@@ -1,7 +1,7 @@
 """Operations, and the bodies in them, on a part of their arrays."""
 
-from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,20 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.operands_first import operands_first
-from jaxmem.ir.placements import Axis, Placements
+from jaxmem.ir.placements import (
+    REPLICATE,
+    Partial,
+    Placement,
+    Placements,
+    Shard,
+    as_whole,
+)
 from jaxmem.ir.placements.bodies import Body, down
 from jaxmem.ir.placements.layers import made_of
 from jaxmem.ir.placements.rules import resized
 from jaxmem.ir.random_parts import bits_of_part
 from jaxmem.ir.scans import is_var, scan_like, split
+from jaxmem.ir.shards import constrained
 
 
 def one(length: int) -> int:
@@ -37,7 +45,7 @@ def on_part(
     """What an equation gives of parts of its operands.
 
     Args:
-      eqn: an equation with labels (`rules.labels`), or with bodies of such.
+      eqn: an equation with labels (`rules.labels`).
       args: what there is of each operand.
       placed: which of its arrays are cut.
       length: of an axis of this length in the equation, the length of its part.
@@ -45,8 +53,8 @@ def on_part(
         several places, a number for each of its elements. None where no counter and
         no random bits are cut.
     """
-    if placed.inner:
-        return nested(eqn, args, placed, partial(_body_on_part, length, start))
+    if not any(isinstance(p, Shard) for p in placed.ins + placed.outs):  # on terms
+        return _compat.bind(eqn, list(args))
     ins, outs = placed.in_axes, placed.out_axes
     name, whole = eqn.primitive.name, lambda axis: eqn.outvars[0].aval.shape[axis]
 
@@ -102,78 +110,107 @@ def nested(
     return _compat.in_context_of(eqn, runs[0], *args)
 
 
-def _body_on_part(length, start, body: Body, outs, *args) -> list[Any]:
-    del outs  # what is wanted of it in parts is made in parts
-    position = {id(eqn): i for i, eqn in enumerate(body.jaxpr.eqns)}
-
-    def rule(eqn, values):
-        placed = body.placed.get(position[id(eqn)])
-        return None if placed is None else on_part(eqn, values, placed, length, start)
-
-    return jaxprs.evaluate(body.closed, args, rule)
-
-
-Place = tuple[Any, Axis]  # a variable and the axis along which it is cut
+Form = tuple[Any, Placement]  # a variable, and what a part has of it
 
 
 @dataclass
-class Slices:
-    """Slices of a graph's variables, cut or made of others as they are asked for.
+class PartValues:
+    """What one part has of variables, cut or made as it is asked for.
 
     Attributes:
-      graph: the list of equations.
-      whole: gives what is not sliced.
-      cut: gives a slice of a variable along an axis.
-      env: the slices so far.
-      length: of an axis of this length, the length of its slices.
-      start: of the same, where the slice starts; for a counter or random bits.
-      remade: whether cheap operations are done to slices, and not those cut from what
-        they give.
+      whole: gives what is whole.
+      cut: `cut(v, axis, whole)`, a slice of a variable that no part makes.
+      length: of an axis of this length, the length of its part.
+      start: of the same, where the part starts; for a counter or random bits.
+      env: what there is, by variable and form.
+      graph: whose cheap operations are done to slices, and not those cut from what they
+        give; None for no list.
+      is_first: whether the part has what is counted once; it may be traced.
+      zeros: variables that are zero, as each term of them is.
+      of_shard: whether the part is one of a shard, and others are spread.
     """
 
-    graph: JaxprGraph
     whole: Callable[[Any], Any]
-    cut: Callable[[Any, int], Any]
-    env: MutableMapping[Place, Any] = field(default_factory=dict)
+    cut: Callable[[Any, int, Callable[[Any], Any]], Any]
     length: Callable[[int], int] = one
     start: Callable[[int], Any] | None = None
-    remade: bool = True
+    env: MutableMapping[Form, Any] = field(default_factory=dict)
+    graph: JaxprGraph | None = None
+    is_first: Any = True
+    zeros: Collection[Any] = ()
+    of_shard: bool = False
 
-    def read(self, atom, axis: Axis) -> Any:
-        """A slice along `axis`; with None the whole."""
+    def read(self, atom, placement: Placement) -> Any:
+        """What the part has of an operand, in the form that is wanted."""
         if not is_var(atom):
-            return atom.val
-        if axis is None:
+            is_term = isinstance(placement, Partial) and atom.val
+            return self._term(jnp.asarray(atom.val)) if is_term else atom.val
+        if placement == REPLICATE:
             return self.whole(atom)
-        for place in operands_first((atom, axis), self._missing):
-            if place not in self.env:
-                placed = self._made_of(place)
-                if placed is None:
-                    self.env[place] = self.cut(*place)
-                else:
-                    self.run(self.graph.maker[place[0]], placed)
-        return self.env[atom, axis]
+        for form in operands_first((atom, placement), self._missing):
+            if form not in self.env:
+                self._make(*form)
+        return self.env[atom, placement]
 
-    def operands(self, i: int, placed: Placements) -> list[Any]:
-        return [self.read(v, axis) for v, axis in placed.operands(self.graph.eqns[i])]
+    def operands(self, eqn, placed: Placements) -> list[Any]:
+        pairs = zip(eqn.invars, placed.ins, strict=True)
+        return [self.read(v, placement) for v, placement in pairs]
 
-    def run(self, i: int, placed: Placements) -> None:
-        """An equation on slices; an output of which it gives a term has no axis."""
-        eqn, args = self.graph.eqns[i], self.operands(i, placed)
-        self.put(i, placed, on_part(eqn, args, placed, self.length, self.start))
+    def outputs(self, eqn, placed: Placements) -> list[Any]:
+        """What an equation gives on the part."""
+        args = self.operands(eqn, placed)
+        if placed.inner:
+            return nested(eqn, args, placed, self._body)
+        if self.of_shard and primitives.is_constraint(eqn):
+            return [constrained(eqn, args[0], placed.in_axes[0])]
+        return on_part(eqn, args, placed, self.length, self.start)
 
-    def put(self, i: int, placed: Placements, outs: Sequence[Any]) -> None:
-        places = zip(self.graph.eqns[i].outvars, placed.out_axes, strict=True)
-        self.env.update(zip(places, outs, strict=True))
+    def run(self, eqn, placed: Placements) -> None:
+        self.put(eqn, placed, self.outputs(eqn, placed))
 
-    def _made_of(self, place: Place) -> Placements | None:
-        return made_of(self.graph, *place) if self.remade else None
+    def put(self, eqn, placed: Placements, outs: Sequence[Any]) -> None:
+        forms = zip(eqn.outvars, placed.outs, strict=True)
+        self.env.update(zip(forms, outs, strict=True))
 
-    def _missing(self, place: Place) -> list[Place]:
-        """The slices to make before this one."""
-        placed = None if place in self.env else self._made_of(place)
+    def _body(self, body: Body, outs: Sequence[Placement], *args) -> list[Any]:
+        """A body on the part; `outs`: in which form its outputs are asked for."""
+        jaxpr, consts = jaxprs.split(body.closed)
+        atoms = zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
+        env: dict[Form, Any] = {(v, body.at(v)): x for v, x in atoms}
+        whole = lambda v: env[v, REPLICATE]
+        inside = replace(self, whole=whole, env=env, graph=None, zeros=body.zeros)
+        for i, eqn in enumerate(jaxpr.eqns):
+            inside.run(eqn, body.placed.get(i) or as_whole(eqn))
+        return [inside.read(v, p) for v, p in zip(jaxpr.outvars, outs, strict=True)]
+
+    def _term(self, x) -> Any:
+        """A term of `x`, which counts once: the first part has it."""
+        return lax.select(self.is_first, x, jnp.zeros_like(x))
+
+    def _made_of(self, v, placement: Placement) -> Placements | None:
+        if self.graph is None or not isinstance(placement, Shard):
+            return None
+        return made_of(self.graph, v, placement.axis)
+
+    def _maker(self, v) -> Any:
+        assert self.graph is not None
+        return self.graph.eqns[self.graph.maker[v]]
+
+    def _missing(self, form: Form) -> list[Form]:
+        """What is to be made before this."""
+        placed = None if form in self.env else self._made_of(*form)
         if placed is None:
             return []
-        pairs = placed.operands(self.graph.eqns[self.graph.maker[place[0]]])
-        places = [(w, a) for w, a in pairs if is_var(w) and a is not None]
-        return [w for w in places if w not in self.env]
+        forms = zip(self._maker(form[0]).invars, placed.ins, strict=True)
+        forms = [(v, p) for v, p in forms if is_var(v) and p != REPLICATE]
+        return [one for one in forms if one not in self.env]
+
+    def _make(self, v, placement: Placement) -> None:
+        placed = self._made_of(v, placement)
+        if placed is not None:
+            self.run(self._maker(v), placed)
+        elif isinstance(placement, Shard):
+            self.env[v, placement] = self.cut(v, placement.axis, self.whole)
+        else:
+            value = self.whole(v)
+            self.env[v, placement] = value if v in self.zeros else self._term(value)

@@ -15,12 +15,13 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import Axis, Placements, Shard
 from jaxmem.ir.placements.layers import made_of
-from jaxmem.ir.placements.lower import Place
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, split, xs_of, ys_of
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
+
+Place = tuple[Any, int]  # a variable and the axis along which it is cut
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The scan with the update in its body: what a `Release` plans, carried out."""
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,10 +14,10 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.one_gpu import index_after, late, row_major
-from jaxmem.ir.placements import Axis, Placements
-from jaxmem.ir.placements.lower import Place, Slices, on_part, one
+from jaxmem.ir.placements import Axis, Placements, Shard, at
+from jaxmem.ir.placements.lower import Form, PartValues
 from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
-from jaxmem.scheduling.release.analysis import Release, bases, unsliced
+from jaxmem.scheduling.release.analysis import Place, Release, bases, unsliced
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
 
 
@@ -177,11 +177,11 @@ class _Body:
         # copy the whole buffer in every iteration to have it. `same_j` is the same
         # index computed otherwise, or reading would be simplified away.
         _, axis = self.plan.updated[v]
-        value = layer.env[v, axis]
+        value = layer.env[v, Shard(axis)]
         new = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
         buffer = row_major(new)
         read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
-        layer.env[v, axis] = lax.platform_dependent(
+        layer.env[v, Shard(axis)] = lax.platform_dependent(
             buffer, value, cpu=read, default=lambda buffer, value: value
         )
         return buffer
@@ -210,7 +210,8 @@ class _Body:
         return now
 
     def _combined(self, i: int, total, layer: "_Layer"):
-        value = layer.env[self.graph.eqns[i].outvars[0], None]
+        (placement,) = self.sums[i].outs
+        value = layer.env[self.graph.eqns[i].outvars[0], placement]
         return getattr(lax, self.sums[i].op)(total, value)
 
 
@@ -224,27 +225,27 @@ class _Layer:
     same_j: Any  # the same number, which the compiler cannot tell
     whole: Mapping[tuple[Any, Axis], Any]
     # what the scan stacks and what is moved
-    env: dict[Place, Any] = field(default_factory=dict)
+    env: dict[Form, Any] = field(default_factory=dict)
     # of what is there before, by the gradient that slices wait for
-    slices: dict[Any, Slices] = field(default_factory=dict)
+    slices: dict[Any, PartValues] = field(default_factory=dict)
     late: dict[Any, Any] = field(default_factory=dict)  # `j` after a gradient
     source: dict[Any, Any] = field(default_factory=dict)  # of what is moved, a gradient
 
-    def waiting_for(self, gradient) -> Slices:
+    def waiting_for(self, gradient) -> PartValues:
         """Slices of what is there before, made once a layer of a gradient is there."""
         if gradient not in self.slices:
-            whole, env = lambda v: self.whole[v, None], ChainMap({}, self.env)
-            cut = partial(self._cut, gradient)
-            self.slices[gradient] = Slices(self.graph, whole, cut, env)
+            whole, cut = lambda v: self.whole[v, None], partial(self._cut, gradient)
+            about = {"env": ChainMap({}, self.env), "graph": self.graph}
+            self.slices[gradient] = PartValues(whole, cut, **about)
         return self.slices[gradient]
 
     def slice_of(self, atom, axis: Axis):
         """A slice along `axis`; with None the whole of what comes from outside."""
-        return self.waiting_for(None).read(atom, axis)
+        return self.waiting_for(None).read(atom, at(axis))
 
     def stacked(self, v, y) -> None:
         """Takes a layer of what the scan stacks."""
-        self.env[v, 0] = y
+        self.env[v, Shard(0)] = y
         self.source[v] = v
 
     def run(self, i: int) -> None:
@@ -252,18 +253,19 @@ class _Layer:
         found = (self.source[v] for v in eqn.invars if is_var(v) and v in self.source)
         gradient = next(found, None)
         self.source.update(dict.fromkeys(eqn.outvars, gradient))
-        args = self.waiting_for(gradient).operands(i, treated)
-        places = zip(eqn.outvars, treated.out_axes, strict=True)
-        self.env.update(zip(places, on_part(eqn, args, treated, one), strict=True))
+        outs = self.waiting_for(gradient).outputs(eqn, treated)
+        forms = zip(eqn.outvars, treated.outs, strict=True)
+        self.env.update(zip(forms, outs, strict=True))
 
-    def _cut(self, gradient, v, axis: int):
+    def _cut(self, gradient, v, axis: int, whole: Callable):
+        del whole  # what is updated is in the loop
         # the host's copies are to be under way before the gradient is there
         j = self.j if is_on_host(v) else self.after(gradient)
         return lax.dynamic_slice_in_dim(self.whole[v, axis], j, 1, axis)
 
     def after(self, gradient):
         """`j`, on one GPU not before a layer of a gradient is there."""
-        if gradient is None or not _has_a_first(y := self.env[gradient, 0]):
+        if gradient is None or not _has_a_first(y := self.env[gradient, Shard(0)]):
             return self.j
         if gradient not in self.late:
             first = y[(0,) * y.ndim]

@@ -24,8 +24,7 @@ from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
 
-_ROWS = Shard(0)
-_Recipe = list[tuple[Any, int | None]]  # operands, and the axis of their rows
+ROWS = Shard(0)
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class _Search(Propagation):
     core: list[int] = field(kw_only=True)  # the equations of the update
     seeds: set[Any] = field(init=False)  # what it reads by rows
     later: set[Any] = field(default_factory=set)  # what is made of the update
-    recipes: dict[Any, _Recipe | None] = field(default_factory=dict)  # as far as known
+    remade: dict[Any, bool] = field(default_factory=dict)  # as far as known
 
     def __post_init__(self) -> None:
         made = {v for i in self.core for v in self.graph.eqns[i].outvars}
@@ -182,7 +181,7 @@ class _Search(Propagation):
             for v in filter(is_var, self.graph.eqns[i].invars)
             if v not in made and v.aval.shape[:1] == (self.rows,)
         }
-        self.of.update(dict.fromkeys(self.seeds, _ROWS))
+        self.of.update(dict.fromkeys(self.seeds, ROWS))
 
     def understand(self) -> bool:
         """Finds the rest; False if the update itself does more than treat rows."""
@@ -211,11 +210,11 @@ class _Search(Propagation):
             return None
         ins = self.all_at(eqn.invars)
         treated = treatment(eqn, ins)
-        if isinstance(treated, str) or {*treated.outs} != {_ROWS}:
+        if isinstance(treated, str) or {*treated.outs} != {ROWS}:
             return None
         for v, have, want in zip(eqn.invars, ins, treated.ins, strict=True):
             waits = is_var(v) and have == REPLICATE and v in self.later
-            if waits or want not in (have, _ROWS):
+            if waits or want not in (have, ROWS):
                 return None
         return treated
 
@@ -279,36 +278,30 @@ class _Search(Propagation):
         todo = [v]
         while todo:
             v = todo.pop()
-            recipe = self._recipe(v)
-            if recipe is None:
+            if not self._is_remade(v):
                 read[v] = None
             elif v not in made:
                 made.add(v)
-                todo += reversed([w for w, axis in recipe if axis is not None])
+                todo += reversed(self._rows(v) or ())
 
-    def _recipe(self, v) -> _Recipe | None:
-        """The operands of what makes `v`, if all it is made of are inputs."""
+    def _is_remade(self, v) -> bool:
+        """Whether rows of inputs are all that rows of `v` are made of."""
         for w in operands_first(v, self._undecided):
-            if w not in self.recipes:
-                recipe = self._operands(w)
-                inside = all(self.recipes[u] is not None for u in self._within(recipe))
-                self.recipes[w] = recipe if inside else None
-        return self.recipes[v]
+            if w not in self.remade:
+                rows = self._rows(w)
+                ready = lambda u: self.graph.is_given(u) or self.remade[u]
+                self.remade[w] = rows is not None and all(map(ready, rows))
+        return self.remade[v]
 
     def _undecided(self, v) -> list[Any]:
-        """The operands whose recipes are to be known before that of `v`."""
-        known = v in self.recipes
-        within = [] if known else self._within(self._operands(v))
-        return [w for w in within if w not in self.recipes]
+        """What is to be known before it is of `v`."""
+        rows = () if v in self.remade else self._rows(v) or ()
+        return [w for w in rows if w not in self.remade and not self.graph.is_given(w)]
 
-    def _within(self, recipe: _Recipe | None) -> list[Any]:
-        """The operands with rows that are no inputs."""
-        rows = [w for w, axis in recipe or () if axis is not None and is_var(w)]
-        return [w for w in rows if not self.graph.is_given(w)]
-
-    def _operands(self, v) -> _Recipe | None:
-        """The operands of what makes `v`, if it treats each row alone."""
+    def _rows(self, v) -> list[Any] | None:
+        """The variables whose rows make those of `v`, if cheap operations do."""
         found = None if v in self.seeds else made_of(self.graph, v, 0)
-        if found is None or any(p not in (REPLICATE, _ROWS) for p in found.ins):
+        if found is None or any(p not in (REPLICATE, ROWS) for p in found.ins):
             return None
-        return list(found.operands(self.graph.eqns[self.graph.maker[v]]))
+        pairs = found.operands(self.graph.eqns[self.graph.maker[v]])
+        return [w for w, axis in pairs if axis is not None and is_var(w)]

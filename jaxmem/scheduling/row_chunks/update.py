@@ -9,11 +9,11 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.placements import Placements
 from jaxmem.ir.placements.layers import made_of
-from jaxmem.ir.placements.lower import Slices
+from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.row_chunks import on_platforms
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.row_chunks.analysis import LeafUpdate, leaf_updates
+from jaxmem.scheduling.row_chunks.analysis import ROWS, LeafUpdate, leaf_updates
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class _Loop:
         merged = lambda x: x.reshape(-1, *x.shape[2:]) if parts else x
         places = [*self.plan.pairs.values(), *self.plan.read]
         arrays = list(map(merged, [*carried, *read]))
-        env = {(v, 0): x for v, x in zip(places, arrays, strict=True)}
-        values, length = self.values, lambda _: arrays[0].shape[0]
-        rows = Slices(values.graph, values.read, _unread, env, length)
+        env = {(v, ROWS): x for v, x in zip(places, arrays, strict=True)}
+        length, graph = lambda _: arrays[0].shape[0], self.values.graph
+        rows = PartValues(self.values.read, _unread, length, env=env, graph=graph)
         for i in self.plan.moved:
-            rows.run(i, self.plan.treatments[i])
-        outs = [env[v, 0] for v in self.plan.pairs]
+            rows.run(graph.eqns[i], self.plan.treatments[i])
+        outs = [env[v, ROWS] for v in self.plan.pairs]
         return [x.reshape(*parts, *x.shape[1:]) if parts else x for x in outs]
 
     def _in_parts(self, lead) -> bool:
@@ -127,5 +127,6 @@ class _Loop:
         return lead is not None and self.plan.chunks.outer > 1
 
 
-def _unread(v, axis: int):
-    raise AssertionError(v, axis)  # all that no operation makes is carried or read
+def _unread(v, axis: int, whole):
+    del axis, whole
+    raise AssertionError(v)  # all that no operation makes is carried or read

@@ -46,12 +46,8 @@ def _is_float_array(v) -> bool:
 
 def _behind_products(batch) -> set[Any]:
     """Variables of the parts that a product leads to."""
-    found: set[Any] = set()
-    for i in sorted(batch.placed):
-        eqn = batch.graph.eqns[i]
-        if has_product(eqn) or any(is_var(v) and v in found for v in eqn.invars):
-            found.update(eqn.outvars)
-    return found
+    products = {i for i in batch.placed if has_product(batch.graph.eqns[i])}
+    return batch.graph.behind(products, sorted(batch.placed))
 
 
 def _made_of(batch, v) -> set[tuple[int, ...]]:

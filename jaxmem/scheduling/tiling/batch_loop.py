@@ -4,8 +4,8 @@ Where the examples are spread over devices, each works on its own, and sums are 
 over the devices after the loop: else XLA would do that in every iteration.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxmem.ir.placements import Partial, Placement, Shard, axes_of
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.part_values import PartValues
+from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.parts_loop import PartsLoop
 from jaxmem.scheduling.tiling.shard_sums import combined
 from jaxmem.scheduling.tiling.sums import neutral
@@ -58,8 +58,9 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     if batch.shards > 1:
         env = outside.env | _gathered(batch, outside)
         outside = replace(outside, env=env, done={*outside.done})
-    one = _spread_part if batch.shards > 1 else _part
-    run = partial(one, batch, outside, batch.in_part())
+    about = batch, outside, batch.in_part()
+    spread = batch.shards > 1
+    run = partial(_spread_part, *about) if spread else partial(_part, *about, slices={})
 
     def part_of(totals, part):
         terms, made = run(part)
@@ -89,19 +90,16 @@ def _whole_sum(batch: Batch, v, total):
 
 
 def _part(
-    batch: Batch, outside: graphs.Values, in_part: set[int], part, slices=()
+    batch: Batch, outside: graphs.Values, in_part: set[int], part, slices
 ) -> tuple[list[Any], list[Any]]:
     """What a part of the examples gives: terms of sums, and arrays that are cut."""
     blocks = batch.parts.blocks
-    values = _StepPart(
-        blocks, part, batch.of, batch.zeros, batch=batch, outside=outside
-    )
-    values.in_part = in_part
-    values.slices.update(slices)
+    whole = _whole_in_part(batch, outside, in_part)
+    values = of_block(blocks, part, whole, batch.zeros, slices)
     for i in sorted(batch.placed):
-        values.apply(batch.graph.eqns[i], batch.placed[i])
-    sums, cut = batch.frontier()
-    return [values.env[v] for v in sums], [values.env[v] for v in cut]
+        values.run(batch.graph.eqns[i], batch.placed[i])
+    sums, cut = ([values.env[v, batch.of[v]] for v in vs] for vs in batch.frontier())
+    return sums, cut
 
 
 def _spread_part(
@@ -118,7 +116,8 @@ def _spread_part(
 
     def of_shard(shard, *slices):
         block = shard * batch.n + part
-        own = dict(zip(axes, slices, strict=True))
+        forms = ((v, Shard(axis)) for v, axis in axes.items())
+        own = dict(zip(forms, slices, strict=True))
         return _part(batch, outside, in_part, block, own)
 
     sums, cut = batch.frontier()
@@ -155,24 +154,20 @@ def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     return found
 
 
-@dataclass
-class _StepPart(PartValues):
-    """Values of a part of the step; whole ones are those before the loop."""
+def _whole_in_part(batch: Batch, outside: graphs.Values, in_part: set[int]) -> Callable:
+    """Gives whole values: those before the loop, and what is cheap anew."""
+    graph, own = batch.graph, {}
 
-    batch: Any = None
-    outside: Any = None
-    in_part: Any = frozenset()
+    def whole(v) -> Any:
+        if graph.maker.get(v) not in in_part:
+            return outside.read(v)
+        if v not in own:
+            eqn = graph.eqns[graph.maker[v]]
+            args = [whole(a) if is_var(a) else a.val for a in eqn.invars]
+            own.update(zip(eqn.outvars, _compat.bind(eqn, args), strict=True))
+        return own[v]
 
-    def whole(self, v) -> Any:
-        """A whole value: computed in the part where that is cheap."""
-        made = self.batch.graph.maker.get(v)
-        if made not in self.in_part:
-            return self.outside.read(v)
-        if v not in self.env:
-            eqn = self.batch.graph.eqns[made]
-            args = [self.whole(a) if is_var(a) else a.val for a in eqn.invars]
-            self.env.update(zip(eqn.outvars, _compat.bind(eqn, args), strict=True))
-        return self.env[v]
+    return whole
 
 
 def sum_bytes(batch: Batch) -> int:

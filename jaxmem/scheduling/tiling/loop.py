@@ -16,7 +16,7 @@ from jaxmem import _compat
 from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Values
-from jaxmem.ir.placements.lower import Slices
+from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
 from jaxmem.scheduling.tiling.parts_loop import PartsLoop
@@ -211,19 +211,18 @@ class _RegionLoop:
         axes = {v: self.region.axis[v] for v in self.kept}
 
         def part_of(totals, j):
-            cut = lambda v, axis: self.parts.take(read(v), axis, j)
+            cut = lambda v, axis, whole: self.parts.take(whole(v), axis, j)
             start = lambda length: self.parts.start(length, j)
-            about = {"length": self.parts.size, "start": start, "remade": False}
-            part = Slices(self.graph, read, cut, **about)
+            part = PartValues(read, cut, self.parts.size, start)
             sums = dict(zip(self.sums, totals, strict=True))
             for i in self.order:
-                placed = self.region.placed[i]
+                eqn, placed = self.graph.eqns[i], self.region.placed[i]
                 if i in sums:
-                    args = part.operands(i, placed)
-                    sums[i] = self.sums[i].added(args, sums[i])
+                    sums[i] = self.sums[i].added(part.operands(eqn, placed), sums[i])
                 else:
-                    part.run(i, placed)
-            return list(sums.values()), {v: part.env[v, a] for v, a in axes.items()}
+                    part.run(eqn, placed)
+            made = {v: part.env[v, self.region.of[v]] for v in axes}
+            return list(sums.values()), made
 
         first = [one.first(read) for one in self.sums.values()]
         totals, found = PartsLoop(axes, self.parts).run(SCOPE, first, part_of)

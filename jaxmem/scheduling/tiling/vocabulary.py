@@ -20,6 +20,7 @@ from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, rules
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.masks import from_nothing
 from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
 
 
@@ -46,7 +47,8 @@ def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
     """What is found for each product, the largest first; or why there is nothing."""
     products = [i for i, e in enumerate(graph.eqns) if _is_linear_layer(e)]
     products.sort(key=lambda i: -elements(graph.eqns[i].outvars[0].aval.shape))
-    masks = _masks(graph)
+    # every block makes its own part of them
+    masks = {v for i in from_nothing(graph.eqns) for v in graph.eqns[i].outvars}
     taken: set[int] = set()
     for i in products:
         for axis in reversed(range(graph.eqns[i].outvars[0].aval.ndim)):
@@ -64,16 +66,6 @@ def _is_linear_layer(eqn) -> bool:
         return False
     (_, batch) = eqn.params["dimension_numbers"]
     return not any(batch) and eqn.outvars[0].aval.ndim > 1
-
-
-def _masks(graph: JaxprGraph) -> set[Any]:
-    """What is made of literals alone: every block makes its own part."""
-    found: set[Any] = set()
-    for eqn in graph.eqns:
-        if primitives.of(eqn).cheap:
-            if all(not is_var(a) or a in found for a in eqn.invars):
-                found.update(eqn.outvars)
-    return found
 
 
 @dataclass

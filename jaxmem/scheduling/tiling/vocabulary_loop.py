@@ -1,6 +1,6 @@
 """The loops over blocks of the vocabulary, in the place of what they do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,8 +13,9 @@ from jaxmem import _compat
 from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Values
+from jaxmem.ir.placements import Shard
 from jaxmem.ir.placements.labels import Labels
-from jaxmem.ir.placements.lower import Slices
+from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.placements.rules import labels, same_axis
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, held
@@ -231,7 +232,7 @@ class _Blocks:
             block.evaluate(i)
         new = []
         for v, x in zip(self.loop.written, written, strict=True):
-            value = block.slices.env[v, self.axis[v]]
+            value = block.values.env[v, Shard(self.axis[v])]
             x = lax.dynamic_update_slice_in_dim(x, value, at, self.axis[v])
             new.append(self._held(v, x))
         return [block.sums[i] for i in self.loop.sums], new
@@ -275,19 +276,18 @@ class _Block:
 
     def __post_init__(self):
         length, start = lambda _: self.words, lambda _: self.start
-        about = {"length": length, "start": start, "remade": False}
-        self.slices = Slices(self.blocks.graph, self._whole, self._cut, **about)
+        self.values = PartValues(self._whole, self._cut, length, start)
 
     def evaluate(self, i: int) -> None:
         eqn, treated = self.blocks.graph.eqns[i], self.blocks.cut[i]
         if i in self.sums:
-            self._combine(i, eqn, self.slices.operands(i, treated))
+            self._combine(i, eqn, self.values.operands(eqn, treated))
         elif puts(eqn, treated):
-            args = self.slices.operands(i, treated)
+            args = self.values.operands(eqn, treated)
             outs = put(eqn, args, self._part_of(treated.out_axes[0]))
-            self.slices.put(i, treated, outs)
+            self.values.put(eqn, treated, outs)
         else:
-            self.slices.run(i, treated)
+            self.values.run(eqn, treated)
 
     def _part_of(self, axis: int | None) -> Part:
         assert axis is not None
@@ -296,7 +296,8 @@ class _Block:
     def _whole(self, v):
         return self.bases[v] if v in self.bases else self.blocks.run.in_loop(v)
 
-    def _cut(self, v, axis: int):
+    def _cut(self, v, axis: int, whole: Callable):
+        del whole  # of the shard alone
         return lax.dynamic_slice_in_dim(self.arrays[v], self.at, self.words, axis)
 
     def _combine(self, i: int, eqn, args: list) -> None:

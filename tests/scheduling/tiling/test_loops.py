@@ -9,7 +9,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.placements import REPLICATE, SUM, Shard, at
 from jaxmem.ir.placements.bodies import NotInParts
 from jaxmem.scheduling.tiling.loops import treatment
-from jaxmem.scheduling.tiling.part_values import PartValues
+from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
 B, D, LAYERS, PARTS = 8, 4, 3, 4
@@ -43,13 +43,9 @@ def check(eqn, args, ins, outs):
     assert list(found.outs) == outs
     parts = []
     for part in range(PARTS):
-        state = {v: s for v, s in zip(eqn.invars, ins, strict=True) if s != REPLICATE}
-        values = PartValues(PARTS, jnp.int32(part), state, set())
-        for v, x in zip(eqn.invars, args, strict=True):
-            cut = values.slice(x, state[v].axis) if v in state else x
-            values.env[v] = cut
-        values.apply(eqn, found)
-        parts.append([values.env[v] for v in eqn.outvars])
+        given = dict(zip(eqn.invars, args, strict=True))
+        values = of_block(PARTS, jnp.int32(part), given.__getitem__)
+        parts.append(values.outputs(eqn, found))
     closed = jax.make_jaxpr(lambda *xs: jaxprs.rebind(eqn, xs, jaxprs.bodies(eqn)))
     whole = jaxprs.evaluate(closed(*args), args)
     for want, state, *got in zip(whole, outs, *parts, strict=True):

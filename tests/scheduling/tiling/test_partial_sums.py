@@ -12,7 +12,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.placements import REPLICATE, SUM, Partial, Shard
 from jaxmem.ir.placements.bodies import NotInParts
 from jaxmem.scheduling.tiling.loops import treatment
-from jaxmem.scheduling.tiling.part_values import PartValues
+from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
@@ -137,14 +137,13 @@ def test_what_is_linear_is_done_on_each_term(name):
     eqn, args, terms = equation(name)
     found, states = treatment_of(eqn, terms)
     assert found is not None and set(found.outs) == {SUM}
-    state = {v: s for v, s in zip(eqn.invars, states, strict=True) if s == SUM}
+    assert states[: len(terms)] == [SUM] * len(terms)
+    given = dict(zip(eqn.invars, args, strict=True))
     total = 0
     for part, own in enumerate(zip(*terms, strict=True)):
-        values = PartValues(PARTS, jnp.int32(part), state, set())
-        given = [*own, *args[len(own) :]]
-        values.env.update(zip(eqn.invars, given, strict=True))
-        values.apply(eqn, found)
-        total += values.env[eqn.outvars[0]]
+        env = {(v, SUM): x for v, x in zip(eqn.invars, own, strict=False)}
+        values = of_block(PARTS, jnp.int32(part), given.__getitem__, env=env)
+        total += values.outputs(eqn, found)[0]
     (want,) = jaxprs.rebind(eqn, args, jaxprs.bodies(eqn))
     np.testing.assert_array_equal(total, want)  # all are small whole numbers
 
