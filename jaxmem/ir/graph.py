@@ -10,6 +10,8 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.rules import labels
 from jaxmem.ir.scans import is_on_host, is_var
 
 
@@ -24,11 +26,19 @@ class JaxprGraph:
         self.invars = [*jaxpr.constvars, *jaxpr.invars]
         self.outvars = jaxpr.outvars
         self.outputs = set(filter(is_var, jaxpr.outvars))
+        # of those who look for placements, the same is asked again and again
+        self._labels: dict[tuple[int, int], Labels | str] = {}
         self.maker = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
         self.users: dict[Any, list[int]] = {}
         for i, eqn in enumerate(self.eqns):
             for v in filter(is_var, eqn.invars):
                 self.users.setdefault(v, []).append(i)
+
+    def labels(self, i: int, n: int) -> Labels | str:
+        """The labels of an equation's axes, for `n` parts."""
+        if (i, n) not in self._labels:
+            self._labels[i, n] = labels(self.eqns[i], n)
+        return self._labels[i, n]
 
     def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
         """The values that are there before the first equation."""

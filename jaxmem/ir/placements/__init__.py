@@ -1,5 +1,6 @@
 """What one part, layer, block or device has of an array, in the words of DTensor."""
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ REPLICATE = Replicate()
 SUM = Partial("add")
 
 
+@functools.cache
 def at(axis: Axis) -> Placement:
     return REPLICATE if axis is None else Shard(axis)
 
@@ -53,6 +55,11 @@ class Placements:
     outs: tuple[Placement, ...]
     inner: tuple[Any, ...] = ()
 
+    @classmethod
+    def of_whole(cls, eqn) -> "Placements":
+        """Of an equation that a part does as the whole does."""
+        return cls((REPLICATE,) * len(eqn.invars), (REPLICATE,) * len(eqn.outvars))
+
     @property
     def in_axes(self) -> tuple[Axis, ...]:
         return axes_of(self.ins)
@@ -69,9 +76,3 @@ class Placements:
     def op(self) -> str:
         """What combines the outputs of all parts; empty where none is a term."""
         return next((p.op for p in self.outs if isinstance(p, Partial)), "")
-
-
-def as_whole(eqn) -> Placements:
-    """Of an equation that a part does as the whole does."""
-    ins, outs = (REPLICATE,) * len(eqn.invars), (REPLICATE,) * len(eqn.outvars)
-    return Placements(ins, outs)

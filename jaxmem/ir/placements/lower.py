@@ -13,14 +13,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.operands_first import operands_first
-from jaxmem.ir.placements import (
-    REPLICATE,
-    Partial,
-    Placement,
-    Placements,
-    Shard,
-    as_whole,
-)
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard
 from jaxmem.ir.placements.bodies import Body, down
 from jaxmem.ir.placements.layers import made_of
 from jaxmem.ir.placements.rules import resized
@@ -180,7 +173,7 @@ class PartValues:
         whole = lambda v: env[v, REPLICATE]
         inside = replace(self, whole=whole, env=env, graph=None, zeros=body.zeros)
         for i, eqn in enumerate(jaxpr.eqns):
-            inside.run(eqn, body.placed.get(i) or as_whole(eqn))
+            inside.run(eqn, body.placed.get(i) or Placements.of_whole(eqn))
         return [inside.read(v, p) for v, p in zip(jaxpr.outvars, outs, strict=True)]
 
     def _term(self, x) -> Any:

@@ -14,11 +14,11 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.placements import (
+    REPLICATE,
     Axis,
     Partial,
     Placement,
     Placements,
-    Replicate,
     Shard,
     at,
 )
@@ -75,24 +75,25 @@ def place(
     if None in chosen:
         return WHOLE
     places: list[Placement] = []
-    sizes: list[int] = []
+    divided, merged = True, False
     for v, of_axis in zip([*eqn.invars, *eqn.outvars], names, strict=True):
         found = [d for d, label in enumerate(of_axis) if label in chosen]
         if len(found) > 1:
             return TWO
-        places.append(at(found[0] if found else None))
-        sizes += [v.aval.shape[d] for d in found]
-    if any(size % n for size in sizes):
+        places.append(at(found[0]) if found else REPLICATE)
+        if found:
+            size = v.aval.shape[found[0]]
+            divided &= size % n == 0
+            merged |= single and size not in (0, n)
+    if not divided:
         return f"{n} {DIVIDES}"
     of_ins, of_outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
-    whole = [isinstance(p, Replicate) for p in of_outs]
-    if any(whole) and not all(whole):
-        return SOME
-    if any(whole):
+    if REPLICATE in of_outs:
+        if any(p is not REPLICATE for p in of_outs):
+            return SOME
         if not table.combine:
             return WHOLE
         of_outs = (Partial(table.combine),) * len(of_outs)
-    merged = single and any(size not in (0, n) for size in sizes)
     return MERGED if merged else Placements(of_ins, of_outs)
 
 

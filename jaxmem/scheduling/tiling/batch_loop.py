@@ -18,10 +18,10 @@ from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.placements import Partial, Placement, Shard, axes_of
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
+from jaxmem.scheduling.tiling.gathered import held_whole
 from jaxmem.scheduling.tiling.part_values import of_block
-from jaxmem.scheduling.tiling.parts_loop import PartsLoop
+from jaxmem.scheduling.tiling.parts_loop import PartsLoop, around
 from jaxmem.scheduling.tiling.shard_sums import combined
 from jaxmem.scheduling.tiling.sums import neutral
 
@@ -30,7 +30,8 @@ SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
 
 def in_parts(closed, batch: Batch):
     """The closed jaxpr of a step with its region as one loop over parts."""
-    run = lambda args: _run(batch, args)
+    inside, late = batch.placed.keys(), batch.late.keys()
+    run = lambda args: around(batch.graph, args, inside, late, partial(_looped, batch))
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
@@ -38,18 +39,6 @@ def is_batch_loop(eqn) -> bool:
     """Whether a scan is the loop over parts of the examples."""
     is_scan = eqn is not None and primitives.is_scan(eqn)
     return is_scan and SCOPE in _compat.name_stack(eqn)
-
-
-def _run(batch: Batch, args: list) -> list[Any]:
-    values = graphs.Values(batch.graph, batch.graph.inputs(args))
-    for i in range(len(batch.graph.eqns)):
-        if i not in batch.placed and i not in batch.late:
-            values.evaluate(i)
-    values.env.update(_looped(batch, values))
-    values.done |= batch.placed.keys()
-    for i in sorted(batch.late):
-        values.evaluate(i)
-    return [values.read(v) for v in batch.graph.outvars]
 
 
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
@@ -145,13 +134,13 @@ def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
 
     XLA would gather it in every iteration.
     """
-    found, of = {}, batch.spreads.of
-    for v, placement in _from_outside(batch):
-        spread = of.get(v, ())
-        kept = tuple(() if {*names} & {*batch.names} else names for names in spread)
-        if not isinstance(placement, Shard) and kept != spread:
-            found[v] = held(outside.read(v), batch.spreads.mesh, kept)
-    return found
+    apart = (
+        (v, axis, names)
+        for v, placement in _from_outside(batch)
+        for axis, names in enumerate(batch.spreads.of.get(v, ()))
+        if not isinstance(placement, Shard) and {*names} & {*batch.names}
+    )
+    return held_whole(apart, batch.spreads, outside.read)
 
 
 def _whole_in_part(batch: Batch, outside: graphs.Values, in_part: set[int]) -> Callable:

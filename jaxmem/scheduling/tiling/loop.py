@@ -19,7 +19,7 @@ from jaxmem.ir.graph import Values
 from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
-from jaxmem.scheduling.tiling.parts_loop import PartsLoop
+from jaxmem.scheduling.tiling.parts_loop import PartsLoop, around
 from jaxmem.scheduling.tiling.regions import (
     Region,
     RegionGraph,
@@ -192,23 +192,14 @@ class _RegionLoop:
 
     def run(self, args: list) -> list[Any]:
         """The outputs of the graph."""
-        values = Values(self.graph, self.graph.inputs(args))
-        others = [i for i in range(len(self.graph.eqns)) if i not in self.region.eqns]
-        for i in others:
-            if i not in self.late:
-                values.evaluate(i)
-        values.env.update(self._looped(values.read))
-        values.done |= self.region.eqns | self.done_inside
-        for i in others:
-            values.evaluate(i)
-        return [values.read(v) for v in self.graph.outvars]
+        inside = self.region.eqns | self.done_inside
+        return around(self.graph, args, inside, self.late, self._looped)
 
-    def _looped(self, read) -> dict[Any, Any]:
-        placed = gathered(self.graph, self.region, read)
-        read = lambda atom, outer=read: (
-            placed[atom] if is_var(atom) and atom in placed else outer(atom)
-        )
-        axes = {v: self.region.axis[v] for v in self.kept}
+    def _looped(self, values: Values) -> dict[Any, Any]:
+        moved = gathered(self.graph, self.region, values.read)
+        read = lambda v: moved[v] if is_var(v) and v in moved else values.read(v)
+        axis = self.region.axis
+        axes = {v: axis[v] for v in self.kept}
 
         def part_of(totals, j):
             cut = lambda v, axis, whole: self.parts.take(whole(v), axis, j)

@@ -1,13 +1,14 @@
 """The loop over parts: sums are carried, and what is cut is written part by part."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.scheduling.tiling.shard_parts import Parts
 from jaxmem.scheduling.tiling.sums import constant
 
@@ -80,3 +81,26 @@ class PartsLoop:
         for v, y in zip(self.stacked, stacks, strict=True):
             found[v] = y.reshape(v.aval.shape)
         return found
+
+
+def around(
+    graph: JaxprGraph,
+    args: Sequence[Any],
+    inside: Set[int],
+    late: Set[int],
+    looped: Callable[[Values], dict[Any, Any]],
+) -> list[Any]:
+    """The outputs of a graph of which a loop does what is `inside`, before the `late`.
+
+    `looped` gives what the loop makes, from the values before it.
+    """
+    values = Values(graph, graph.inputs(args))
+    others = [i for i in range(len(graph.eqns)) if i not in inside]
+    for i in others:
+        if i not in late:
+            values.evaluate(i)
+    values.env.update(looped(values))
+    values.done |= inside
+    for i in others:
+        values.evaluate(i)
+    return [values.read(v) for v in graph.outvars]

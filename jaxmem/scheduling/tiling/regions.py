@@ -12,9 +12,8 @@ from typing import Any
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import Placements, Shard
-from jaxmem.ir.placements.labels import Labels
 from jaxmem.ir.placements.propagate import Propagation, Worklist
-from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, labels, place
+from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, place
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
@@ -44,7 +43,6 @@ class RegionGraph(JaxprGraph):
         # equations that each user may do for itself, as bits
         self.private = bits_of(from_nothing(self.eqns) | self.drawn)
         # of the many regions that are looked for, the same is asked again and again
-        self._labels: dict[tuple[int, int], Labels | str] = {}
         self._hulls: dict[tuple[Any, int], int] = {}
         self._sizes: dict[Any, int] = {}
 
@@ -53,12 +51,6 @@ class RegionGraph(JaxprGraph):
         if v not in self._sizes:
             self._sizes[v] = self.spreads.bytes_of(v)
         return self._sizes[v]
-
-    def labels(self, i: int, n: int) -> Labels | str:
-        """The labels of an equation's axes, for `n` parts."""
-        if (i, n) not in self._labels:
-            self._labels[i, n] = labels(self.eqns[i], n)
-        return self._labels[i, n]
 
     def shards(self, v, axis: int) -> int:
         """How many shards an axis has, as far as is known."""

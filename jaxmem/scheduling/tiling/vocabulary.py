@@ -17,7 +17,15 @@ import jax.numpy as jnp
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, rules
+from jaxmem.ir.placements import (
+    REPLICATE,
+    Partial,
+    Placement,
+    Placements,
+    Shard,
+    at,
+    rules,
+)
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.masks import from_nothing
@@ -137,7 +145,7 @@ class _Growth(Propagation):
 
     def _tell(self, v, axis: int, wide: bool) -> None:
         """That a variable is cut along an axis; its users follow where it is wide."""
-        if self.of.setdefault(v, Shard(axis)) != Shard(axis):
+        if self.of.setdefault(v, at(axis)) != at(axis):
             self.reasons.append("two axes of one array are the vocabulary")
         if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
             self.reasons.append("it is sharded by its type")
@@ -155,12 +163,34 @@ class _Growth(Propagation):
             elif (maker := self._pulled(a)) is not None:
                 operands.append(self._included(maker))
 
+    def _treatment(self, i: int) -> Placements | str:
+        """How an equation treats the axes of its operands and outputs that are known.
+
+        What combines blocks is of `lax`, or "argmax", or "take" for rows looked up
+        along the axis.
+        """
+        eqn = self.graph.eqns[i]
+        ins, outs = self.all_at(eqn.invars), self.all_at(eqn.outvars)
+        looked_up = _looked_up(eqn, ins, outs)
+        if looked_up is not None:
+            return looked_up
+        if eqn.primitive.name == "argmax" and ins[0] in map(Shard, eqn.params["axes"]):
+            if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
+                return Placements((ins[0],), (Partial("argmax"),))
+        table = self.graph.labels(i, self.size)
+        found = rules.place(eqn, ins, outs, self.size, table, single=True)
+        if isinstance(found, str) or not found.op:
+            return found
+        if len(outs) > 1 or not is_arithmetic(found.op) or found.op == "mul":
+            return rules.WHOLE
+        return found
+
     def _included(self, i: int) -> Iterator[Any]:
         """The operands of an equation that are cut with it, each when it is known."""
         if i in self.placed:
             return
         eqn = self.graph.eqns[i]
-        treated = treatment(eqn, self, self.size)
+        treated = self._treatment(i)
         if isinstance(treated, str):
             self.reasons.append(f"{primitives.quoted(eqn)} needs all of it: {treated}")
             self.blocked.append(i)
@@ -216,33 +246,12 @@ class _Growth(Propagation):
         puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
         again = primitives.is_dot(eqn) and a in self.wide
         if primitives.of(eqn).cheap or puts or again:
-            treated = treatment(eqn, self, self.size)
+            treated = self._treatment(i)
             if not isinstance(treated, str):
                 return i
         if a in self.wide:
             self.reasons.append(f"{primitives.quoted(eqn)} makes an array of its size")
         return None
-
-
-def treatment(eqn, known: Propagation, size: int) -> Placements | str:
-    """How an equation treats the axes of its operands and outputs that are known.
-
-    What combines blocks is of `lax`, or "argmax", or "take" for rows looked up along
-    the axis.
-    """
-    ins, outs = known.all_at(eqn.invars), known.all_at(eqn.outvars)
-    looked_up = _looked_up(eqn, ins, outs)
-    if looked_up is not None:
-        return looked_up
-    if eqn.primitive.name == "argmax" and ins[0] in map(Shard, eqn.params["axes"]):
-        if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
-            return Placements((ins[0],), (Partial("argmax"),))
-    found = rules.place(eqn, ins, outs, size, single=True)
-    if isinstance(found, str) or not found.op:
-        return found
-    if len(outs) > 1 or not is_arithmetic(found.op) or found.op == "mul":
-        return rules.WHOLE
-    return found
 
 
 def _looked_up(
