@@ -60,11 +60,11 @@ class Placements:
         """Of an equation that a part does as the whole does."""
         return cls((REPLICATE,) * len(eqn.invars), (REPLICATE,) * len(eqn.outvars))
 
-    @property
+    @functools.cached_property
     def in_axes(self) -> tuple[Axis, ...]:
         return axes_of(self.ins)
 
-    @property
+    @functools.cached_property
     def out_axes(self) -> tuple[Axis, ...]:
         return axes_of(self.outs)
 
@@ -72,7 +72,7 @@ class Placements:
         """(operand, along which axis it is cut) of the equation."""
         return zip(eqn.invars, self.in_axes, strict=True)
 
-    @property
+    @functools.cached_property
     def op(self) -> str:
         """What combines the outputs of all parts; empty where none is a term."""
         return next((p.op for p in self.outs if isinstance(p, Partial)), "")

@@ -13,15 +13,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-from jaxmem.ir.placements import (
-    REPLICATE,
-    Axis,
-    Partial,
-    Placement,
-    Placements,
-    Shard,
-    at,
-)
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, at
 from jaxmem.ir.placements import label_products as products
 from jaxmem.ir.placements import labels as rules
 from jaxmem.ir.placements.labels import Labels, Rule
@@ -97,7 +89,7 @@ def place(
     return MERGED if merged else Placements(of_ins, of_outs)
 
 
-def same_axis(eqn, k: int, axis: int, n: int) -> tuple[Axis, ...] | None:
+def same_axis(eqn, k: int, axis: int, n: int) -> tuple[int | None, ...] | None:
     """Which axis of each operand, and of each output behind them, is one and the same.
 
     Args:

@@ -17,16 +17,9 @@ import jax.numpy as jnp
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.placements import (
-    REPLICATE,
-    Partial,
-    Placement,
-    Placements,
-    Shard,
-    at,
-    rules,
-)
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, at
 from jaxmem.ir.placements.propagate import Propagation
+from jaxmem.ir.placements.rules import WHOLE, place
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.masks import from_nothing
 from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
@@ -178,11 +171,11 @@ class _Growth(Propagation):
             if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
                 return Placements((ins[0],), (Partial("argmax"),))
         table = self.graph.labels(i, self.size)
-        found = rules.place(eqn, ins, outs, self.size, table, single=True)
+        found = place(eqn, ins, outs, self.size, table, single=True)
         if isinstance(found, str) or not found.op:
             return found
         if len(outs) > 1 or not is_arithmetic(found.op) or found.op == "mul":
-            return rules.WHOLE
+            return WHOLE
         return found
 
     def _included(self, i: int) -> Iterator[Any]:
