@@ -9,7 +9,7 @@ where they take longer than what they start. What is fused into its reader moves
 the chip once, whether in parts or not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,10 +19,9 @@ from jaxmem.chips import CHIPS, Machine
 from jaxmem.cost.equations import arithmetic, seconds
 from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import bodies, elements
+from jaxmem.ir.placements import REPLICATE, Placements, Shard
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads
-
-Axes = Sequence[int | None]  # along which arrays are cut; None for what is whole
 
 
 def wide(dtype):
@@ -76,18 +75,19 @@ class Price:
 
     def whole(self, eqn) -> Work:
         """An equation as it is."""
-        return self.part(eqn, (None,) * len(eqn.invars), (0,) * len(eqn.outvars), 1)
+        outs = (Shard(0),) * len(eqn.outvars)
+        return self.part(eqn, Placements((REPLICATE,) * len(eqn.invars), outs), 1)
 
-    def part(self, eqn, ins: Axes, outs: Axes, n: int) -> Work:
+    def part(self, eqn, placed: Placements, n: int) -> Work:
         """One of `n` parts of it; an output that is cut nowhere is a running sum."""
         if is_fused(eqn):
             return Work()
         moved = sum(
             self.spreads.bytes_of(v) / (1 if axis is None else n)
-            for v, axis in zip(eqn.invars, ins, strict=True)
+            for v, axis in placed.operands(eqn)
             if is_var(v)
         )
-        for v, axis in zip(eqn.outvars, outs, strict=True):
+        for v, axis in zip(eqn.outvars, placed.out_axes, strict=True):
             if axis is None:  # read and written
                 moved += 2 * sum_bytes(eqn, v, self.spreads)
             else:

@@ -6,20 +6,19 @@ gathers weights for a product is not counted: a product of its gradient needs th
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Label, Labels
+from jaxmem.ir.placements import Axis
+from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import iterations
-from jaxmem.ir.shards import InputSpreads, Names, Spreads
-from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
+from jaxmem.ir.shards import Names, Spreads
 
 
-def sent(eqn: JaxprEqn, spreads: Spreads) -> float:
+def sent(eqn, spreads: Spreads) -> float:
     """Bytes that a device sends to compute an equation, loops in full.
 
     Of a ring of n devices it sends (n-1)/n of the whole of what is summed, twice that
@@ -29,12 +28,11 @@ def sent(eqn: JaxprEqn, spreads: Spreads) -> float:
     if spreads.mesh is None:
         return 0.0
     if id(eqn) not in spreads.sent:
-        # with the equation, so that its id stays its own
         spreads.sent[id(eqn)] = eqn, _sent(eqn, spreads)
     return spreads.sent[id(eqn)][1]
 
 
-def _sent(eqn: JaxprEqn, spreads: Spreads) -> float:
+def _sent(eqn, spreads: Spreads) -> float:
     inside = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
     if known := [_sent_in(*one) for one in inside if one[1] is not None]:
         # of branches one is taken, and nobody knows which
@@ -45,18 +43,18 @@ def _sent(eqn: JaxprEqn, spreads: Spreads) -> float:
         return _of_constraint(eqn, spreads)
     summed, gathered, cut = set(), set(), 0.0
     for k, axis, names in _spread_axes(eqn, spreads):
-        table = labels(eqn, spreads.size(names))
-        if not isinstance(table, Labels) or table.ins[k][axis] is None:
+        same = same_axis(eqn, k, axis, spreads.size(names))
+        if same is None:
             cut += spreads.bytes_of(eqn.invars[k])
-        elif _is_summed(eqn, table, table.ins[k][axis], names, spreads):
+        elif _is_summed(eqn, same, names, spreads):
             summed.add(names)
-        elif _is_gathered(eqn, table, table.ins[k][axis], names, spreads):
+        elif _is_gathered(eqn, same, names, spreads):
             gathered.add(names)
     cut += sum(_of_gather(eqn, names, spreads) for names in gathered)
     return cut + sum(_of_sum(eqn, names, spreads) for names in summed)
 
 
-def gathered(eqn: JaxprEqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
+def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
     """(operand, bytes) that a device sends so that all have an operand of a product.
 
     So it is with weights that are spread over the axes of the mesh that the examples
@@ -74,25 +72,28 @@ def gathered(eqn: JaxprEqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
             yield v, (n - 1) * spreads.bytes_of(v)
 
 
-def _is_used(eqn: JaxprEqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
+def _is_used(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
     """Whether a device needs its own part of an operand alone."""
-    table = labels(eqn, spreads.size(names))
-    if not isinstance(table, Labels) or (label := table.ins[k][axis]) is None:
+    same = same_axis(eqn, k, axis, spreads.size(names))
+    if same is None:
         return False
-    outs = zip(eqn.outvars, table.outs, strict=True)
-    if any(
-        label in of and spreads.names(v, of.index(label)) == names for v, of in outs
-    ):
-        return True
-    return _is_summed(eqn, table, label, names, spreads)
+    outs = _having(eqn.outvars, same[len(eqn.invars) :])
+    is_own = any(spreads.names(v, a) == names for v, a in outs)
+    return is_own or _is_summed(eqn, same, names, spreads)
 
 
-def _sent_in(closed: ClosedJaxpr, given: InputSpreads | None) -> float:
+def _having(atoms: Sequence[Any], same: Sequence[Axis]) -> Iterator[tuple[Any, int]]:
+    """The arrays that have an axis, and which of theirs it is."""
+    pairs = zip(atoms, same, strict=True)
+    return ((v, axis) for v, axis in pairs if axis is not None)
+
+
+def _sent_in(closed, given) -> float:
     inside = spreads_in(closed, given)
     return sum(sent(e, inside) for e in jaxprs.split(closed)[0].eqns)
 
 
-def _spread_axes(eqn: JaxprEqn, spreads: Spreads) -> Iterator[tuple[int, int, Names]]:
+def _spread_axes(eqn, spreads: Spreads) -> Iterator[tuple[int, int, Names]]:
     """(operand, axis, over which axes of the mesh) of what is spread."""
     for k, v in enumerate(eqn.invars):
         for axis, names in enumerate(spreads.of.get(v, ()) if is_var(v) else ()):
@@ -100,39 +101,31 @@ def _spread_axes(eqn: JaxprEqn, spreads: Spreads) -> Iterator[tuple[int, int, Na
                 yield k, axis, names
 
 
-def _is_summed(
-    eqn: JaxprEqn, table: Labels, label: Label, names: Names, spreads: Spreads
-) -> bool:
+def _is_summed(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> bool:
     """Whether each device sums a part of an axis, of all operands that have it."""
-    if any(label in of_axes for of_axes in table.outs):
-        return False
-    having = (k for k, of_axes in enumerate(table.ins) if label in of_axes)
-    of = lambda k: spreads.names(eqn.invars[k], table.ins[k].index(label))
-    return all(of(k) == names for k in having)
+    count = len(eqn.invars)
+    having = _having(eqn.invars, same[:count])
+    is_kept = any(axis is not None for axis in same[count:])
+    return not is_kept and all(spreads.names(v, a) == names for v, a in having)
 
 
-def _is_gathered(
-    eqn: JaxprEqn, table: Labels, label: Label, names: Names, spreads: Spreads
-) -> bool:
+def _is_gathered(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> bool:
     """Whether a result is whole along an axis that an operand is spread along."""
     if primitives.is_product(eqn):
         return False
-    for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
-        if label in of_axes:
-            axis = of_axes.index(label)
-            # nothing is known of what is spread over a part of an axis of the mesh
-            divides = v.aval.shape[axis] % spreads.size(names) == 0
-            if divides and not spreads.names(v, axis):
-                return True
-    return False
+    # nothing is known of what is spread over a part of an axis of the mesh
+    return any(
+        v.aval.shape[axis] % spreads.size(names) == 0 and not spreads.names(v, axis)
+        for v, axis in _having(eqn.outvars, same[len(eqn.invars) :])
+    )
 
 
-def _of_gather(eqn: JaxprEqn, names: Names, spreads: Spreads) -> float:
+def _of_gather(eqn, names: Names, spreads: Spreads) -> float:
     n = spreads.size(names)
     return (n - 1) / n * sum(map(spreads.bytes_of, eqn.outvars))
 
 
-def _of_constraint(eqn: JaxprEqn, spreads: Spreads) -> float:
+def _of_constraint(eqn, spreads: Spreads) -> float:
     """To cut what a device has takes nothing."""
     (v,), (out,) = eqn.invars, eqn.outvars
     total = 0.0
@@ -144,7 +137,7 @@ def _of_constraint(eqn: JaxprEqn, spreads: Spreads) -> float:
     return total
 
 
-def _of_sum(eqn: JaxprEqn, names: Names, spreads: Spreads) -> float:
+def _of_sum(eqn, names: Names, spreads: Spreads) -> float:
     """Bytes that a device sends to sum results over these axes of the mesh."""
     n = spreads.size(names)
     total = 0.0

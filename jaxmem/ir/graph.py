@@ -10,6 +10,8 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.rules import labels
 from jaxmem.ir.scans import is_on_host, is_var
 from jaxmem.ir.types import Atom, Body, ClosedJaxpr, JaxprEqn, Var
 
@@ -25,11 +27,19 @@ class JaxprGraph:
         self.invars = [*jaxpr.constvars, *jaxpr.invars]
         self.outvars = jaxpr.outvars
         self.outputs = set(filter(is_var, jaxpr.outvars))
+        # of those who look for placements, the same is asked again and again
+        self._labels: dict[tuple[int, int], Labels | str] = {}
         self.maker = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
         self.users: dict[Any, list[int]] = {}
         for i, eqn in enumerate(self.eqns):
             for v in filter(is_var, eqn.invars):
                 self.users.setdefault(v, []).append(i)
+
+    def labels(self, i: int, n: int) -> Labels | str:
+        """The labels of an equation's axes, for `n` parts."""
+        if (i, n) not in self._labels:
+            self._labels[i, n] = labels(self.eqns[i], n)
+        return self._labels[i, n]
 
     def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
         """The values that are there before the first equation."""
@@ -47,10 +57,15 @@ class JaxprGraph:
 
     def after(self, i: int) -> set[Any]:
         """The variables that need equation `i` to have been done."""
-        found = set(self.eqns[i].outvars)
+        return self.behind({i}, range(i, len(self.eqns)))
+
+    def behind(self, starts: Set[int], among: Iterable[int]) -> set[Any]:
+        """The variables that need one of some equations, by way of others in order."""
+        found: set[Any] = set()
         # one pass is enough: an equation stands behind what it needs
-        for eqn in self.eqns[i + 1 :]:
-            if any(is_var(v) and v in found for v in eqn.invars):
+        for i in among:
+            eqn = self.eqns[i]
+            if i in starts or any(is_var(v) and v in found for v in eqn.invars):
                 found.update(eqn.outvars)
         return found
 

@@ -6,7 +6,7 @@ compiled. What XLA does afterwards it does to shards: it gathers operands of pro
 and sums what products of shards give.
 
 Arrays that are made of numbers alone have a copy for each reader, spread as the reader
-is: they are told by the labels of `ir.axis_labels`. What is spread over a part of an
+is: they are told by the labels of `ir.placements`. What is spread over a part of an
 axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
 """
 
@@ -20,9 +20,8 @@ from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
@@ -207,13 +206,8 @@ def _first_read(jaxpr, k: int, inside: Spreads) -> Spread:
 
 def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
     """Which axis of `v` is that axis of another array, in an equation."""
-    table = labels(eqn, n) if n > 1 else UNKNOWN
-    if not isinstance(table, Labels):
-        return None
-    atoms, of_axes = [*eqn.invars, *eqn.outvars], [*table.ins, *table.outs]
-    first = lambda atom: of_axes[next(i for i, a in enumerate(atoms) if a is atom)]
-    label = first(other)[axis]
-    if label is None or label not in first(v):
-        return None
-    place = first(v).index(label)
-    return place if v.aval.shape[place] % n == 0 else None
+    atoms = [*eqn.invars, *eqn.outvars]
+    first = lambda atom: next(k for k, a in enumerate(atoms) if a is atom)
+    same = same_axis(eqn, first(other), axis, n) if n > 1 else None
+    place = same[first(v)] if same else None
+    return None if place is None or v.aval.shape[place] % n else place

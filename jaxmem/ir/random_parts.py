@@ -26,7 +26,7 @@ def bits_of_part(eqn: JaxprEqn, key: Any, axis: int, size: int, start: Any) -> A
     """What a `random_bits` gives along `axis` from `start` on, `size` places.
 
     Args:
-      eqn: the equation; its generator has `label_rules.draws_by_place`.
+      eqn: the equation; its generator has `labels.draws_by_place`.
       key: its key, or its array of keys, whole.
       axis: of the output, behind the axes of the keys.
       size: the length of the part.

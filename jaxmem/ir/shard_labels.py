@@ -1,6 +1,6 @@
 """How arrays are spread over devices by what is named for them, without a lowering.
 
-From the shardings of inputs and from constraints the labels of `ir.axis_labels` lead to
+From the shardings of inputs and from constraints the labels of `ir.placements` lead to
 the arrays around them: axes that share a label are spread alike. Where two axes of an
 array could be spread over one axis of the mesh, what is asked for has its way, then
 indices, since they say which examples there are, then the largest array.
@@ -9,7 +9,6 @@ Tiles are taken so: of what XLA makes of a step (`ir.propagation`), a part must 
 follow what XLA would rather not have done.
 """
 
-import heapq
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +17,9 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.propagate import Worklist
+from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.shards import (
     InputSpreads,
     Names,
@@ -58,8 +57,7 @@ class _Flow:
         for i, eqn in enumerate(self.eqns):
             for v in dict.fromkeys(filter(is_var, [*eqn.invars, *eqn.outvars])):
                 self.around.setdefault(v, []).append(i)
-        self.order = itertools.count()
-        self.work: list[tuple] = []  # a heap: what is asked for, indices, the largest
+        self.work = Worklist()  # what is asked for first, then indices, the largest
         self.bodies: set[int] = set()  # equations whose bodies are to be looked at
         self.inside: dict[Any, Spreads] = {}
         for eqn in self.eqns:
@@ -70,15 +68,13 @@ class _Flow:
             self.merge(v, spread)
 
     def run(self) -> Spreads:
-        while self.work or self.bodies:
-            if not self.work:
-                i = min(self.bodies)
-                self.bodies.remove(i)
-                self.look_into(self.eqns[i])
+        for thing in self.work:
+            if thing in self.bodies:
+                self.bodies.remove(thing)
+                self.look_into(self.eqns[thing])
                 continue
-            *_, v = heapq.heappop(self.work)
-            for i in self.around.get(v, ()):
-                self.follow(i, v)
+            for i in self.around.get(thing, ()):
+                self.follow(i, thing)
         return self.found
 
     def merge(self, atom, spread: Spread, asked: bool = False) -> None:
@@ -94,7 +90,7 @@ class _Flow:
                 new[axis] = names
         if new != [*known]:
             self.found.of[atom] = tuple(new)
-            heapq.heappush(self.work, (not asked, *_rank(atom), next(self.order), atom))
+            self.work.push((not asked, *_rank(atom)), atom)
 
     def give(self, atom, axis: int, names: Names) -> None:
         if is_var(atom) and not self.found.names(atom, axis):
@@ -106,7 +102,9 @@ class _Flow:
         if primitives.is_constraint(eqn):
             self.constrain(eqn)
         elif primitives.is_scan(eqn) or jaxprs.called(eqn) is not None:
-            self.bodies.add(i)
+            if i not in self.bodies:  # when nothing else is left
+                self.bodies.add(i)
+                self.work.push((2, i, 0), i)
         else:
             self.tell(eqn, v)
 
@@ -118,15 +116,13 @@ class _Flow:
 
     def tell(self, eqn, source) -> None:
         """To each axis that shares a label with one of `source`: it is spread alike."""
+        atoms = [*eqn.invars, *eqn.outvars]
+        k = next(k for k, atom in enumerate(atoms) if atom is source)
         for axis, names in enumerate(self.found.of[source]):
-            table = labels(eqn, self.found.size(names)) if names else None
-            if not isinstance(table, Labels):
-                continue
-            atoms, of_axes = [*eqn.invars, *eqn.outvars], [*table.ins, *table.outs]
-            label = of_axes[next(k for k, a in enumerate(atoms) if a is source)][axis]
-            for atom, of_axis in zip(atoms, of_axes, strict=True):
-                if label is not None and label in of_axis:
-                    self.give(atom, of_axis.index(label), names)
+            same = same_axis(eqn, k, axis, self.found.size(names)) if names else None
+            for atom, place in zip(atoms, same or (), strict=False):
+                if place is not None:
+                    self.give(atom, place, names)
 
     def look_into(self, eqn) -> None:
         """Into a body and out of it."""

@@ -18,7 +18,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels, constraint
+from jaxmem.ir.placements.labels import Labels, constraint
 from jaxmem.ir.scans import kept_size, size_of, split
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole

@@ -18,10 +18,10 @@ from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._rewritten import Record, Rewritten, name_of
+from jaxmem.scheduling.moves.inside import CastInside, ConstantsInside
+from jaxmem.scheduling.moves.passed_on import PassOnSlices
 from jaxmem.scheduling.order.order_operations import OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
-from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
-from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.branches import RecomputeInBranches
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers

@@ -13,8 +13,9 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir.axis_labels import BEYOND, RULES, CutAxes, Labels, cut, labels, resized
-from jaxmem.ir.parts import on_part
+from jaxmem.ir.placements import Placements, at
+from jaxmem.ir.placements.lower import on_part
+from jaxmem.ir.placements.rules import BEYOND, RULES, Labels, labels, place, resized
 from jaxmem.ir.primitives import names
 from tests.ir.axis_cases import CASES, Case, equation, normal, operands
 
@@ -38,7 +39,12 @@ def named(case: Case) -> str:
     return f"{equation(case).primitive.name} {case.text}"
 
 
-def ways(eqn, n: int = N) -> list[CutAxes]:
+def cut(eqn, ins, outs, n: int) -> Placements | str:
+    """`place`, of axes."""
+    return place(eqn, [*map(at, ins)], [*map(at, outs)], n)
+
+
+def ways(eqn, n: int = N) -> list[Placements]:
     """Every way to cut an equation along one label."""
     atoms = [*eqn.invars, *eqn.outvars]
     found = {}
@@ -64,7 +70,7 @@ def parts_of(case: Case) -> list[list[list[Any]]]:
     operand = lambda x, axis, j: x if axis is None else part(x, axis, j)
     return [
         [
-            [operand(x, a, j) for x, a in zip(values, way.ins, strict=True)]
+            [operand(x, a, j) for x, a in zip(values, way.in_axes, strict=True)]
             for j in range(N)
         ]
         for way in ways(eqn)
@@ -75,14 +81,14 @@ def _start(j: int, size: int):
     return jnp.int32(j * (size // N))
 
 
-def by_parts(eqn, way: CutAxes, parts: list[list[Any]]) -> list[list[Any]]:
+def by_parts(eqn, way: Placements, parts: list[list[Any]]) -> list[list[Any]]:
     """The outputs of the parts."""
-    params = resized(eqn, way.ins, way.outs, lambda size: size // N)
-    if "scatter-" not in eqn.primitive.name or not way.combine:
+    params = resized(eqn, way, lambda size: size // N)
+    if "scatter-" not in eqn.primitive.name or not way.op:
         length = lambda size: size // N
         starts = [functools.partial(_start, j) for j in range(N)]
         pairs = zip(parts, starts, strict=True)
-        return [on_part(eqn, args, way.ins, way.outs, length, s) for args, s in pairs]
+        return [on_part(eqn, args, way, length, s) for args, s in pairs]
     total = parts[0][0]
     for _, *args in parts:  # each adds to what the others have added
         (total,) = _compat.bind(eqn, [total, *args], params)
@@ -125,12 +131,14 @@ def results(group: int) -> dict[int, Any]:
 UFUNCS = dict(add=np.add, mul=np.multiply, max=np.maximum, min=np.minimum)
 
 
-def joined(eqn, way: CutAxes, outs: list[list[np.ndarray]]) -> list[np.ndarray]:
+def joined(eqn, way: Placements, outs: list[list[np.ndarray]]) -> list[np.ndarray]:
     """The outputs made of the outputs of the parts."""
-    if way.combine:
-        combine = UFUNCS.get(way.combine) or getattr(np, way.combine)
+    if way.op:
+        combine = UFUNCS.get(way.op) or getattr(np, way.op)
         return [functools.reduce(combine, [x for (x,) in outs])]
-    return [np.concatenate(xs, axis) for axis, *xs in zip(way.outs, *outs, strict=True)]
+    return [
+        np.concatenate(xs, axis) for axis, *xs in zip(way.out_axes, *outs, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("k", range(len(CASES)), ids=lambda k: named(CASES[k]))
@@ -156,7 +164,9 @@ def test_no_axis_is_cut_in_parts_that_do_not_divide_it(n):
     for case in CASES:
         eqn = equation(case)
         for way in ways(eqn, n):
-            atoms = zip([*eqn.invars, *eqn.outvars], way.ins + way.outs, strict=True)
+            atoms = zip(
+                [*eqn.invars, *eqn.outvars], way.in_axes + way.out_axes, strict=True
+            )
             cut = [v.aval.shape[axis] for v, axis in atoms if axis is not None]
             assert cut and not any(size % n for size in cut), named(case)
 
@@ -189,11 +199,11 @@ def check_by_numpy(eqn, x, n: int, run) -> None:
     """All ways to cut a move, against `run(x, params)`, which is NumPy's."""
     whole = run(x, eqn.params)
     for way in ways(eqn, n):
-        params = resized(eqn, way.ins, way.outs, lambda size: size // n)
-        outs = [run(part(x, way.ins[0], j, n), params) for j in range(n)]
-        if way.ins == (None,):
+        params = resized(eqn, way, lambda size: size // n)
+        outs = [run(part(x, way.in_axes[0], j, n), params) for j in range(n)]
+        if way.in_axes == (None,):
             assert all((out == outs[0]).all() for out in outs)
-        np.testing.assert_array_equal(np.concatenate(outs, way.outs[0]), whole)
+        np.testing.assert_array_equal(np.concatenate(outs, way.out_axes[0]), whole)
 
 
 SETTINGS = hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
@@ -245,9 +255,9 @@ def barrier(*xs):
 def test_operands_of_a_barrier_are_cut_along_axes_of_their_own():
     eqn = barrier(normal(2, 4), normal(6), normal(3, 8))
     assert as_einsum(labels(eqn, N)) == "ab,c,de->ab,c,de"
-    nothing = [None] * 3
-    assert cut(eqn, (0, 0, 1), nothing, N) == CutAxes((0, 0, 1), (0, 0, 1))
-    assert cut(eqn, (0, None, 1), (None, 0, None), N) == CutAxes((0, 0, 1), (0, 0, 1))
+    nothing, placed = [None] * 3, (at(0), at(0), at(1))
+    assert cut(eqn, (0, 0, 1), nothing, N) == Placements(placed, placed)
+    assert cut(eqn, (0, None, 1), (None, 0, None), N) == Placements(placed, placed)
     assert cut(eqn, (0, None, 1), nothing, N) == "some of its operands are not cut"
     assert cut(eqn, (0, 0, 0), nothing, N) == "2 does not divide its axis"
     assert cut(eqn, (0, 0, 1), (1, None, None), N) == "two axes meet in it"
@@ -296,7 +306,7 @@ def test_a_constraint_is_kept_and_another_sharding_refused():
     eqn = equation(Case("", held, (normal(4, 6),)))
     assert as_einsum(labels(eqn, N)) == ".a->.a"
     assert (
-        resized(eqn, (1,), (1,), lambda size: size // N)["sharding"]
+        resized(eqn, Placements((at(1),), (at(1),)), lambda size: size // N)["sharding"]
         == eqn.params["sharding"]
     )
     explicit = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))

@@ -9,9 +9,10 @@ from jax import lax
 import jaxmem
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.branches import of_layers, treatment
 from jaxmem.ir.flatten import flatten
-from jaxmem.ir.layer_axis import Batched
+from jaxmem.ir.placements import Placements, at
+from jaxmem.ir.placements.layers import treatment
+from jaxmem.ir.placements.lower import PartValues
 from tests.arrays import array
 
 L, M = 3, 4
@@ -87,21 +88,17 @@ def with_operands(name):
 @pytest.mark.parametrize("name", CASES)
 def test_layer_by_layer_is_all_at_once(name, due):
     eqn, (_, *operands), axes = with_operands(name)
-    treated = treatment(eqn, axes)
-    assert isinstance(treated, Batched), treated
-    assert treated.ins[0] is None
-    assert set(treated.outs) == {0}
+    treated = treatment(eqn, [*map(at, axes)])
+    assert isinstance(treated, Placements), treated
+    assert treated.in_axes[0] is None
+    assert set(treated.out_axes) == {0}
     index = jnp.int32(due)
     whole = _compat.bind(eqn, [index, *operands])
-    cut = lambda x, axis, j: x if axis is None else x[j : j + 1]
-    layers = [
-        of_layers(
-            eqn,
-            [index, *(cut(*p, j) for p in zip(operands, treated.ins[1:], strict=True))],
-            treated,
-        )
-        for j in range(L)
-    ]
+    given = dict(zip(eqn.invars, [index, *operands], strict=True))
+    layers = []
+    for j in range(L):
+        cut = lambda v, axis, whole, j=j: lax.dynamic_slice_in_dim(whole(v), j, 1, axis)
+        layers.append(PartValues(given.__getitem__, cut).outputs(eqn, treated))
     for want, *got in zip(whole, *layers, strict=True):
         np.testing.assert_allclose(jnp.concatenate(got), want, rtol=1e-5, atol=1e-6)
 
@@ -142,7 +139,7 @@ def test_what_is_not_layer_by_layer_is_refused(text):
     fn, (index, axis) = REFUSED[text]
     eqn = equation(fn, normal(L, L, M), jnp.int32(1))
     axes = [index] + [axis if v.aval.ndim == 3 else None for v in eqn.invars[1:]]
-    reason = treatment(eqn, axes)
+    reason = treatment(eqn, [*map(at, axes)])
     assert isinstance(reason, str), reason
     assert text in reason
 

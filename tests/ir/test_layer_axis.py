@@ -19,15 +19,11 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.axis_labels import RULES
-from jaxmem.ir.layer_axis import (
-    OF_MODELS,
-    Batched,
-    Reduced,
-    narrow,
-    operand_axes,
-    treatment,
-)
+from jaxmem.ir.placements import Placements, Shard, at
+from jaxmem.ir.placements.layers import OF_MODELS, of_slice
+from jaxmem.ir.placements.layers import treatment as treatment_of
+from jaxmem.ir.placements.lower import on_part, one
+from jaxmem.ir.placements.rules import RULES, resized
 from jaxmem.ir.primitives import names
 
 ELEMENTWISE = names(lambda primitive: primitive.elementwise)
@@ -81,6 +77,15 @@ def equation(fn, args):
     return eqns[0]
 
 
+def treatment(eqn, axes) -> Placements | str:
+    return treatment_of(eqn, [*map(at, axes)])
+
+
+def along(axis) -> Placements:
+    """Of an operation on one array."""
+    return Placements((Shard(axis),), (Shard(axis),))
+
+
 def operands(case: Case) -> list:
     """The values of the equation's operands, literals among them."""
     given = iter(case.args)
@@ -95,10 +100,9 @@ def cut(x, axis, j):
     return np.take(np.asarray(x), [j], axis)
 
 
-def layer(eqn, values, ins, j, params=None):
-    return _compat.bind(
-        eqn, [cut(x, a, j) for x, a in zip(values, ins, strict=True)], params
-    )
+def layer(eqn, values, placed, j):
+    args = [cut(x, a, j) for x, a in zip(values, placed.in_axes, strict=True)]
+    return on_part(eqn, args, placed, one)
 
 
 def assert_close(got, want, rtol=RTOL):
@@ -348,12 +352,12 @@ def test_treatment_of_an_axis(case):
         axes.append(None)
     result = treatment(case.eqn, axes)
     if isinstance(case.expect, tuple):
-        assert isinstance(result, Batched), result
-        assert result.outs == case.expect
-        known = zip(axes, result.ins, strict=True)
+        assert isinstance(result, Placements) and not result.op, result
+        assert result.out_axes == case.expect
+        known = zip(axes, result.in_axes, strict=True)
         assert all(have in (None, want) for have, want in known)
     elif case.expect == "reduced":
-        assert isinstance(result, Reduced), result
+        assert isinstance(result, Placements) and result.op, result
     else:
         assert isinstance(result, str), result
         assert case.expect in result
@@ -365,9 +369,8 @@ def test_layer_by_layer_is_all_at_once(case):
     axes = [*case.axes, *[None] * (len(values) - len(case.axes))]
     result = treatment(eqn, axes)
     whole = _compat.bind(eqn, values)
-    params = narrow(eqn, result.outs)
-    layers = [layer(eqn, values, result.ins, j, params) for j in range(L)]
-    for out, axis, *slices in zip(whole, result.outs, *layers, strict=True):
+    layers = [layer(eqn, values, result, j) for j in range(L)]
+    for out, axis, *slices in zip(whole, result.out_axes, *layers, strict=True):
         assert out.shape[axis] == L
         assert_close(np.concatenate(slices, axis), out)
 
@@ -376,8 +379,8 @@ def test_layer_by_layer_is_all_at_once(case):
 def test_layers_combine_to_the_reduction(case):
     eqn, values = case.eqn, operands(case)
     result = treatment(eqn, case.axes)
-    layers = [layer(eqn, values, result.ins, j)[0] for j in range(L)]
-    got = functools.reduce(getattr(lax, result.combine), layers)
+    layers = [layer(eqn, values, result, j)[0] for j in range(L)]
+    got = functools.reduce(getattr(lax, result.op), layers)
     assert_close(got, _compat.bind(eqn, values)[0])
 
 
@@ -408,8 +411,8 @@ def test_sums_over_devices_are_done_by_layers(name):
             value = x[j : j + 1]
             for eqn in eqns:
                 result = treatment(eqn, [0])
-                assert result == Batched((0,), (0,)), eqn
-                (value,) = _compat.bind(eqn, [value], narrow(eqn, (0,)))
+                assert result == along(0), eqn
+                (value,) = on_part(eqn, [value], result, one)
             layers.append(value)
         return jnp.concatenate(layers)
 
@@ -428,17 +431,16 @@ def test_sums_over_devices_are_done_by_layers(name):
 @pytest.mark.parametrize("spec", [(), (None, "x"), (None, None)], ids=str)
 def test_a_constraint_that_leaves_the_layers_whole(spec):
     eqn = constraint(spec)
-    assert treatment(eqn, [0]) == Batched((0,), (0,))
-    assert operand_axes(eqn, 0) == (0,)
-    assert narrow(eqn, (0,)) == eqn.params
-    (part,) = _compat.bind(eqn, [normal(1, 4)], narrow(eqn, (0,)))
+    assert treatment(eqn, [0]) == of_slice(eqn, 0) == along(0)
+    assert resized(eqn, along(0), lambda _: 1) == eqn.params
+    (part,) = on_part(eqn, [normal(1, 4)], along(0), one)
     assert_close(part, normal(1, 4))
 
 
 def test_a_constraint_that_spreads_the_layers_is_refused():
     eqn = constraint(("x", None))
     assert treatment(eqn, [0]) == "it spreads the layers over devices"
-    assert operand_axes(eqn, 0) is None
+    assert of_slice(eqn, 0) is None
 
 
 def constraint(spec):
@@ -454,7 +456,7 @@ def test_a_sum_over_a_mapped_axis_is_not_of_a_mesh():
         normal(L, 4)
     )
     (eqn,) = mapped.eqns
-    assert treatment(eqn, [0]) == Batched((0,), (0,))
+    assert treatment(eqn, [0]) == along(0)
     positional = eqn.replace(params=eqn.params | {"axes": (0,)})
     assert "named axes" in treatment(positional, [0])
     groups = eqn.replace(params=eqn.params | {"axis_index_groups": ((0,), (1,))})
@@ -487,13 +489,12 @@ def test_a_slice_of_the_output_from_cut_operands(case):
     (whole,) = _compat.bind(eqn, values)
     answered = 0
     for axis, size in enumerate(whole.shape):
-        ins = operand_axes(eqn, axis)
-        if ins is None:
+        placed = of_slice(eqn, axis)
+        if placed is None:
             continue
         answered += 1
-        params = narrow(eqn, (axis,))
         for j in range(size):
-            (got,) = layer(eqn, values, ins, j, params)
+            (got,) = layer(eqn, values, placed, j)
             assert_close(got, cut(whole, axis, j))
     assert answered
 
@@ -512,16 +513,17 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fn", "args", "axis"), REFUSED)
 def test_what_is_not_worth_doing_again(fn, args, axis):
-    assert operand_axes(equation(fn, args), axis) is None
+    assert of_slice(equation(fn, args), axis) is None
 
 
 def test_only_what_names_the_size_is_narrowed():
     eqn = equation(lambda x: lax.broadcast_in_dim(x, (L, 4), (0,)), (normal(L),))
-    assert narrow(eqn, (0,))["shape"] == (1, 4)
-    assert narrow(eqn, (1,))["shape"] == (L, 1)
-    assert narrow(eqn, (None,)) == narrow(eqn, ()) == eqn.params
+    of_one = lambda axis: resized(eqn, Placements((at(0),), (at(axis),)), lambda _: 1)
+    assert of_one(0)["shape"] == (1, 4)
+    assert of_one(1)["shape"] == (L, 1)
+    assert of_one(None) == eqn.params
     eqn = equation(lambda x: lax.slice(x, (0, 1), (L, 4)), (normal(L, 4),))
-    assert narrow(eqn, (0,))["limit_indices"] == (1, 4)
+    assert of_one(0)["limit_indices"] == (1, 4)
 
 
 def test_effects_and_shardings_are_refused():
@@ -540,7 +542,7 @@ def test_effects_and_shardings_are_refused():
     wide = lambda x: lax.broadcast_in_dim(x, (L, 4), (0,), out_sharding=sharding)
     eqn = equation(wide, (normal(L),))
     assert treatment(eqn, [0]) == "it names a sharding"
-    assert operand_axes(eqn, 0) is None
+    assert of_slice(eqn, 0) is None
 
 
 # -- elementwise

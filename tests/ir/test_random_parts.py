@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem.ir.parts import on_part
+from jaxmem.ir.placements import REPLICATE, Placements, Shard
+from jaxmem.ir.placements.lower import on_part
 from jaxmem.ir.random_parts import places
 
 # Places that fill one word, and places beyond it; strides beyond a word.
@@ -32,5 +33,6 @@ def test_a_part_of_several_places():
     (eqn,) = jax.make_jaxpr(lambda key: jax.random.bits(key, shape))(key).eqns
     at = jnp.array([0, 1, 4, 5])  # of two shards
     first = lambda size: at - jnp.arange(4)
-    (part,) = on_part(eqn, [key], [None], [1], lambda size: 4, first)
+    placed = Placements((REPLICATE,), (Shard(1),))
+    (part,) = on_part(eqn, [key], placed, lambda size: 4, first)
     assert (part == jax.random.bits(key, shape)[:, at]).all()

@@ -11,7 +11,7 @@ from jaxmem.ir.scans import LARGE, size_of
 from jaxmem.memory import estimate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._passes import rewrite
-from jaxmem.scheduling.placement.inside import Constants, ConstantsInside
+from jaxmem.scheduling.moves.inside import Constants, ConstantsInside
 from tests.scheduling.problem import array
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
@@ -59,7 +59,7 @@ def constants_inside(closed):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A mask of 4 * 16 * 64 * 64 is large."""
-    monkeypatch.setattr("jaxmem.scheduling.placement.inside.LARGE", LARGE // 4)
+    monkeypatch.setattr("jaxmem.scheduling.moves.inside.LARGE", LARGE // 4)
 
 
 def test_a_causal_mask_is_made_in_the_loop():

@@ -1,14 +1,15 @@
 """What of the operations after a scan works a layer at a time, and what does not."""
 
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import primitives
-from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import Batched, Reduced
+from jaxmem.ir.placements import REPLICATE, Placements, Shard
+from jaxmem.ir.placements.layers import treatment
+from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import is_var, ys_of
 
 HINT = ' (clip="two_pass" finds it in a first backward pass)'
@@ -31,23 +32,27 @@ def _in_one_pass(graph: JaxprGraph, v, first: "AfterScan", search: "AfterScan") 
     """Whether `v` is made of sums over layers that need nothing but the scan."""
     cone = graph.cone([v], first.later)
     waits = (
-        i not in first.treatments
+        i not in first.placed
         for i in cone
-        if any(is_var(w) and w in search.axis for w in graph.eqns[i].invars)
+        if any(is_var(w) and w in search.of for w in graph.eqns[i].invars)
     )
-    sums = any(isinstance(first.treatments.get(i), Reduced) for i in cone)
+    sums = any(first.sums(i) for i in cone)
     return sums and not any(waits)
 
 
 @dataclass
-class AfterScan:
+class AfterScan(Propagation):
     """Everything after a scan that works a layer at a time."""
 
-    axis: dict[Any, int]
-    treatments: dict[int, Batched | Reduced]
-    reasons: dict[Any, str]  # variable -> why something done to it is not moved
-    blockers: dict[Any, None]  # what is missing before such an operation
-    later: set[Any]  # variables that need the scan to have ended
+    later: set[Any] = field(kw_only=True)  # variables that need the scan to have ended
+    # variable -> why something done to it is not moved
+    reasons: dict[Any, str] = field(default_factory=dict)
+    # what is missing before such an operation
+    blockers: dict[Any, None] = field(default_factory=dict)
+
+    def sums(self, i: int) -> bool:
+        """Whether an equation combines the layers."""
+        return i in self.placed and bool(self.placed[i].op)
 
 
 def after_scan(
@@ -55,31 +60,32 @@ def after_scan(
 ) -> AfterScan:
     """`known` are variables that are there before the scan, whatever makes them."""
     stacks = ys_of(graph.eqns[scan])
-    found = AfterScan(dict.fromkeys(stacks, 0), {}, {}, {}, graph.after(scan) - known)
+    found = AfterScan(dict.fromkeys(stacks, Shard(0)), later=graph.after(scan) - known)
     for i in range(scan + 1, len(graph.eqns)):
         eqn = graph.eqns[i]
-        layered = [v for v in eqn.invars if is_var(v) and v in found.axis]
+        layered = [v for v in eqn.invars if is_var(v) and v in found.of]
         if not layered:
             continue
         treated = _treatment(graph, eqn, found)
         if isinstance(treated, str):
             found.reasons.update(dict.fromkeys(layered, treated))
             continue
-        found.treatments[i] = treated
-        if isinstance(treated, Batched):
-            found.axis.update(zip(eqn.outvars, treated.outs, strict=True))
+        if treated.op:  # nothing else has all of it before the scan has ended
+            found.placed[i] = treated
+        else:
+            found.place(i, eqn, treated)
     return found
 
 
-def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Batched | Reduced | str:
-    axes = [found.axis.get(v) if is_var(v) else None for v in eqn.invars]
-    treated = treatment(eqn, axes)
+def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Placements | str:
+    ins = found.all_at(eqn.invars)
+    treated = treatment(eqn, ins)
     if isinstance(treated, str):
         return f"{primitives.quoted(eqn)} {_at(eqn)}: {treated}"
-    for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
-        if have is not None and have != want:
+    for v, have, want in zip(eqn.invars, ins, treated.ins, strict=True):
+        if have not in (REPLICATE, want):
             return f"{primitives.quoted(eqn)} {_at(eqn)}: layers along different axes"
-        if is_var(v) and have is None and v in found.later:
+        if is_var(v) and have == REPLICATE and v in found.later:
             found.blockers[v] = None
             return (
                 f"{primitives.quoted(eqn)} {_at(eqn)} needs {_origin(graph, v, found)}"
@@ -106,7 +112,7 @@ def _first(graph: JaxprGraph, v, found: AfterScan):
     while True:
         i = graph.maker[v]
         ins = [w for w in graph.eqns[i].invars if is_var(w) and w in found.later]
-        if not ins or any(w in found.axis for w in ins):
+        if not ins or any(w in found.of for w in ins):
             return graph.eqns[i]
         # a way that begins with a sum over layers tells more than any other
         v = next((w for w in ins if _from_reduction(graph, w, found)), ins[0])
@@ -114,4 +120,4 @@ def _first(graph: JaxprGraph, v, found: AfterScan):
 
 def _from_reduction(graph: JaxprGraph, v, found: AfterScan) -> bool:
     cone = graph.cone([v], found.later)
-    return any(isinstance(found.treatments.get(i), Reduced) for i in cone)
+    return any(found.sums(i) for i in cone)

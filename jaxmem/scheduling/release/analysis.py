@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
+from jaxmem.ir.placements import Axis, Placements, Shard
+from jaxmem.ir.placements.layers import made_of
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, split, xs_of, ys_of
 from jaxmem.ir.shards import InputSpreads, Spreads
@@ -40,7 +41,7 @@ class Release:
     # positions of the equations that are done in the body, in order
     moved: tuple[int, ...] = ()
     # for each of them, how it treats the layer axis
-    treatments: Mapping[int, Batched | Reduced] = field(default_factory=dict)
+    treatments: Mapping[int, Placements] = field(default_factory=dict)
     # along which axis a moved variable has the layers
     axis: Mapping[Any, int] = field(default_factory=dict)
     # moved variable -> the buffer that it replaces in place
@@ -93,7 +94,7 @@ def _plan(
     return Release(
         scan,
         tuple(moved),
-        {i: search.treatments[i] for i in moved},
+        {i: search.placed[i] for i in moved},
         search.axis,
         pairs,
         tuple(_buffers(graph, search, moved)),
@@ -187,7 +188,7 @@ class Group:
 def _groups(
     graph: JaxprGraph, search: AfterScan, stacked: Sequence[Any]
 ) -> list[Group]:
-    parent = {v: v for v in search.axis}
+    parent = {v: v for v in search.of}
 
     def root(v):
         while parent[v] is not v:
@@ -195,14 +196,14 @@ def _groups(
         return v
 
     first: dict[int, Any] = {}
-    for i in search.treatments:
+    for i in search.placed:
         eqn = graph.eqns[i]
         tied = [v for v in [*eqn.invars, *eqn.outvars] if is_var(v) and v in parent]
         first[i] = tied[0]
         for v in tied[1:]:
             parent[root(v)] = root(tied[0])
     groups: dict[Any, Group] = {}
-    for v in search.axis:
+    for v in search.of:
         groups.setdefault(root(v), Group([], [], [])).members.append(v)
     for v in stacked:
         groups[root(v)].stacks.append(v)
@@ -218,6 +219,7 @@ def _pairs(
     ancestors = _ancestors(graph, search, group.moved)
     free = _free(graph, scan, search, set(group.moved))
     needed = [v for v in group.needed(graph) if v in ancestors]
+    axis = search.axis
     pairs: dict[Any, Place] = {}
     taken: set[Any] = set()
 
@@ -232,7 +234,7 @@ def _pairs(
     read = [(v, 0) for v in slices if made_of(graph, v, 0) is None]
     for v in needed:  # what the compiler will alias anyway comes first
         if v in aliases:
-            take(v, [(aliases[v], search.axis[v])])
+            take(v, [(aliases[v], axis[v])])
     for v in sorted(needed, key=lambda v: len(ancestors[v])):
         take(v, [*ancestors[v], *read])
     return pairs
@@ -258,7 +260,7 @@ def _free(graph: JaxprGraph, scan: int, search: AfterScan, moved: set[int]):
 def _fits(v, search: AfterScan, place: Place) -> bool:
     w, axis = place
     a, b = w.aval, v.aval
-    same = a.shape == b.shape and a.dtype == b.dtype and search.axis[v] == axis
+    same = a.shape == b.shape and a.dtype == b.dtype and search.at(v) == Shard(axis)
     here = is_on_host(v) == is_on_host(w)  # a memory is not the other's
     return same and here and a.manual_axis_type == b.manual_axis_type
 
@@ -270,10 +272,10 @@ def _ancestors(
     found: dict[Any, list[Place]] = {}
     for i in moved:
         eqn, places = graph.eqns[i], {}
-        for v, axis in zip(eqn.invars, search.treatments[i].ins, strict=True):
+        for v, axis in search.placed[i].operands(eqn):
             if not is_var(v):
                 continue
-            if v in search.axis:
+            if v in search.of:
                 places |= dict.fromkeys(found.get(v, ()))
             elif axis is not None:
                 places |= dict.fromkeys(bases(graph, v, axis))
@@ -300,26 +302,18 @@ def _sources(graph: JaxprGraph, v, axis: int) -> Iterator[tuple[Any, Axis]]:
         if (w, inner) in seen:
             continue
         seen.add((w, inner))
-        recipe = None if inner is None else made_of(graph, w, inner)
-        if recipe is None:
+        placed = None if inner is None else made_of(graph, w, inner)
+        if placed is None:
             yield w, inner
         else:
-            eqn = graph.eqns[graph.maker[w]]
-            pairs = zip(eqn.invars, recipe, strict=True)
+            pairs = placed.operands(graph.eqns[graph.maker[w]])
             todo += reversed([(u, a) for u, a in pairs if is_var(u)])
-
-
-def made_of(graph: JaxprGraph, v, axis: int) -> tuple[Axis, ...] | None:
-    """Axes of the operands of what makes `v`; None if its slices are read instead."""
-    if v not in graph.maker:
-        return None
-    return operand_axes(graph.eqns[graph.maker[v]], axis)
 
 
 def _buffers(graph: JaxprGraph, search: AfterScan, moved) -> list[Place]:
     found: dict[Place, None] = {}
     for i in moved:
-        for v, axis in zip(graph.eqns[i].invars, search.treatments[i].ins, strict=True):
-            if is_var(v) and axis is not None and v not in search.axis:
+        for v, axis in search.placed[i].operands(graph.eqns[i]):
+            if is_var(v) and axis is not None and v not in search.of:
                 found |= dict.fromkeys(bases(graph, v, axis))
     return list(found)

@@ -1,7 +1,9 @@
 """The scan with the update in its body: what a `Release` plans, carried out."""
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,13 +12,12 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import Axis, Reduced, narrow
 from jaxmem.ir.one_gpu import index_after, late, row_major
-from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.placements import Axis, Placements, Shard, at
+from jaxmem.ir.placements.lower import Form, PartValues
 from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
-from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of, unsliced
+from jaxmem.scheduling.release.analysis import Place, Release, bases, unsliced
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
 
 
@@ -100,7 +101,7 @@ def _whole(state: _ReleasedValues) -> dict[tuple[Any, Axis], Any]:
     graph, plan = state.graph, state.plan
     found: dict[tuple[Any, Axis], Any] = {p: state.read(p[0]) for p in plan.buffers}
     for i in plan.moved:
-        for v, axis in zip(graph.eqns[i].invars, plan.treatments[i].ins, strict=True):
+        for v, axis in plan.treatments[i].operands(graph.eqns[i]):
             if is_var(v) and v not in plan.axis:
                 for w in [v] if axis is None else unsliced(graph, v, axis):
                     found[w, None] = state.read(w)
@@ -122,7 +123,7 @@ class _Body:
     consts: Sequence[Any]
     whole: Mapping[tuple[Any, Axis], Any]
     places: list[Place] = field(init=False)  # the buffers that are updated in place
-    sums: dict[int, Reduced] = field(init=False)  # the moved reductions over layers
+    sums: dict[int, Placements] = field(init=False)  # the moved reductions over layers
     read: list[int] = field(init=False)  # which of the old xs are still xs
     # the others, whose slices are read from the buffers
     carried: list[Any] = field(init=False)
@@ -131,7 +132,7 @@ class _Body:
         treatments = self.plan.treatments.items()
         self.eqn = self.graph.eqns[self.plan.scan]
         self.places = list(self.plan.updated.values())
-        self.sums = {i: how for i, how in treatments if isinstance(how, Reduced)}
+        self.sums = {i: how for i, how in treatments if how.op}
         self.carried = [v for v in filter(is_var, xs_of(self.eqn)) if self._has(v)]
         xs = enumerate(xs_of(self.eqn))
         self.read = [i for i, v in xs if not (is_var(v) and v in self.carried)]
@@ -176,11 +177,11 @@ class _Body:
         # copy the whole buffer in every iteration to have it. `same_j` is the same
         # index computed otherwise, or reading would be simplified away.
         _, axis = self.plan.updated[v]
-        value = layer.env[v, axis]
+        value = layer.env[v, Shard(axis)]
         new = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
         buffer = row_major(new)
         read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
-        layer.env[v, axis] = lax.platform_dependent(
+        layer.env[v, Shard(axis)] = lax.platform_dependent(
             buffer, value, cpu=read, default=lambda buffer, value: value
         )
         return buffer
@@ -209,8 +210,9 @@ class _Body:
         return now
 
     def _combined(self, i: int, total, layer: "_Layer"):
-        value = layer.env[self.graph.eqns[i].outvars[0], None]
-        return getattr(lax, self.sums[i].combine)(total, value)
+        (placement,) = self.sums[i].outs
+        value = layer.env[self.graph.eqns[i].outvars[0], placement]
+        return getattr(lax, self.sums[i].op)(total, value)
 
 
 @dataclass
@@ -223,74 +225,47 @@ class _Layer:
     same_j: Any  # the same number, which the compiler cannot tell
     whole: Mapping[tuple[Any, Axis], Any]
     # what the scan stacks and what is moved
-    env: dict[tuple[Any, Axis], Any] = field(default_factory=dict)
-    # slices of what is there before, by the gradient that they wait for
-    cut: dict[tuple[Any, Axis, Any], Any] = field(default_factory=dict)
+    env: dict[Form, Any] = field(default_factory=dict)
+    # of what is there before, by the gradient that slices wait for
+    slices: dict[Any, PartValues] = field(default_factory=dict)
     late: dict[Any, Any] = field(default_factory=dict)  # `j` after a gradient
     source: dict[Any, Any] = field(default_factory=dict)  # of what is moved, a gradient
 
-    def slice_of(self, atom, axis: Axis, gradient=None):
-        """A slice along `axis`; with None the whole of what comes from outside."""
-        if not is_var(atom):
-            return atom.val
-        if axis is None:
-            return self.whole[atom, None]
-        if (atom, axis) in self.env:
-            return self.env[atom, axis]
-        key = atom, axis, gradient
-        for one in operands_first(key, self._missing):
-            if one not in self.cut:
-                self.cut[one] = self._make(*one)
-        return self.cut[key]
+    def waiting_for(self, gradient) -> PartValues:
+        """Slices of what is there before, made once a layer of a gradient is there."""
+        if gradient not in self.slices:
+            whole, cut = lambda v: self.whole[v, None], partial(self._cut, gradient)
+            about = {"env": ChainMap({}, self.env), "graph": self.graph}
+            self.slices[gradient] = PartValues(whole, cut, **about)
+        return self.slices[gradient]
 
-    def _missing(self, key: tuple[Any, int, Any]) -> list[tuple[Any, int, Any]]:
-        """The slices to make before this one."""
-        v, axis, gradient = key
-        recipe = None if key in self.cut else made_of(self.graph, v, axis)
-        if recipe is None:
-            return []
-        pairs = zip(self.graph.eqns[self.graph.maker[v]].invars, recipe, strict=True)
-        places = [(w, a) for w, a in pairs if is_var(w) and a is not None]
-        keys = [(*place, gradient) for place in places if place not in self.env]
-        return [one for one in keys if one not in self.cut]
+    def slice_of(self, atom, axis: Axis):
+        """A slice along `axis`; with None the whole of what comes from outside."""
+        return self.waiting_for(None).read(atom, at(axis))
 
     def stacked(self, v, y) -> None:
         """Takes a layer of what the scan stacks."""
-        self.env[v, 0] = y
+        self.env[v, Shard(0)] = y
         self.source[v] = v
 
     def run(self, i: int) -> None:
         eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
         found = (self.source[v] for v in eqn.invars if is_var(v) and v in self.source)
         gradient = next(found, None)
-        args = [
-            self.slice_of(v, axis, gradient)
-            for v, axis in zip(eqn.invars, treated.ins, strict=True)
-        ]
         self.source.update(dict.fromkeys(eqn.outvars, gradient))
-        if isinstance(treated, Reduced):
-            self.env[eqn.outvars[0], None] = _compat.bind(eqn, args)[0]
-            return
-        outs = of_layers(eqn, args, treated)
-        places = zip(eqn.outvars, treated.outs, strict=True)
-        self.env.update(zip(places, outs, strict=True))
+        outs = self.waiting_for(gradient).outputs(eqn, treated)
+        forms = zip(eqn.outvars, treated.outs, strict=True)
+        self.env.update(zip(forms, outs, strict=True))
 
-    def _make(self, v, axis: int, gradient):
-        recipe = made_of(self.graph, v, axis)
-        if recipe is None:
-            # the host's copies are to be under way before the gradient is there
-            j = self.j if is_on_host(v) else self.after(gradient)
-            return lax.dynamic_slice_in_dim(self.whole[v, axis], j, 1, axis)
-        eqn = self.graph.eqns[self.graph.maker[v]]
-        args = [
-            self.slice_of(w, a, gradient)
-            for w, a in zip(eqn.invars, recipe, strict=True)
-        ]
-        return _compat.bind(eqn, args, narrow(eqn, (axis,)))[0]
+    def _cut(self, gradient, v, axis: int, whole: Callable):
+        del whole  # what is updated is in the loop
+        # the host's copies are to be under way before the gradient is there
+        j = self.j if is_on_host(v) else self.after(gradient)
+        return lax.dynamic_slice_in_dim(self.whole[v, axis], j, 1, axis)
 
     def after(self, gradient):
         """`j`, on one GPU not before a layer of a gradient is there."""
-        if gradient is None or not _has_a_first(y := self.env[gradient, 0]):
+        if gradient is None or not _has_a_first(y := self.env[gradient, Shard(0)]):
             return self.j
         if gradient not in self.late:
             first = y[(0,) * y.ndim]
@@ -312,11 +287,11 @@ def _has_a_first(x) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not differs
 
 
-def _of_no_layer(eqn, reduced: Reduced):
+def _of_no_layer(eqn, reduced: Placements):
     """What a running sum (product, maximum, ...) starts from."""
     # The reduction says so itself, of zero layers: not every dtype has an infinity for
     # the maximum to start from.
-    aval, (axis,) = eqn.invars[0].aval, reduced.ins
+    aval, (axis,) = eqn.invars[0].aval, reduced.in_axes
     shape = [0 if d == axis else size for d, size in enumerate(aval.shape)]
     nothing = _compat.typed_as(jnp.zeros(shape, aval.dtype), aval)
     return _compat.bind(eqn, [nothing])[0]

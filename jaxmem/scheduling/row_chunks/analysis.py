@@ -10,21 +10,21 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from typing import Any
 
 import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph, of_variables
-from jaxmem.ir.layer_axis import Batched, operand_axes
 from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.placements import REPLICATE, Placements, Shard
+from jaxmem.ir.placements.layers import made_of, treatment
+from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
 
-_Recipe = list[tuple[Any, int | None]]  # operands, and the axis of their rows
+ROWS = Shard(0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LeafUpdate:
 
     jaxpr: Any
     moved: tuple[int, ...]
-    treatments: Mapping[int, Batched]
+    treatments: Mapping[int, Placements]
     pairs: Mapping[Any, Any]
     made: frozenset[Any]
     read: tuple[Any, ...]
@@ -61,8 +61,6 @@ def leaf_updates(closed, aliases: Mapping[int, int]) -> list[LeafUpdate]:
     targets = [one for one in targets if one.chunks is not None]
     while targets:
         found = _plans(_written_out(closed, targets), aliases, targets)
-        # positions in what is written out depend on which targets are: without those
-        # that have no plan all are looked for anew
         if len(found) == len(targets):
             return list(found.values())
         targets = [targets[k] for k in found]  # the others stay as they are
@@ -124,12 +122,11 @@ def _plans(
     moved: set[int] = set()  # equations of loops found so far
     used: set[int] = set()  # and what these loops compute of their own
     for k, target in enumerate(targets):
-        search = _Search(graph, target.shape[0], cores.get(k, []))
+        search = _Search(graph=graph, rows=target.shape[0], core=cores.get(k, []))
         plan = _plan(closed, own, search, target)
         if plan is None:
             continue
         makers = {graph.maker[v] for v in plan.made} | set(plan.moved)
-        # an equation is done in one loop, and no other has its rows
         if moved.isdisjoint(makers) and used.isdisjoint(plan.moved):
             found[k] = plan
             moved.update(plan.moved)
@@ -142,7 +139,6 @@ def _cores(graph: JaxprGraph) -> dict[int, list[int]]:
     cores: dict[int, list[int]] = defaultdict(list)
     for i, eqn in enumerate(graph.eqns):
         number = _NUMBERED.search(_compat.name_stack(eqn))
-        # these choose between platforms, which has been done by writing the branch out
         if number and eqn.primitive.name not in ("cond", "platform_index"):
             cores[int(number[1])].append(i)
     return cores
@@ -154,31 +150,28 @@ def _plan(
     chunks = target.chunks
     if chunks is None or not search.understand():
         return None
-    moved = search.up_to([v for v in search.axis if v in own])
+    moved = search.up_to([v for v in search.of if v in own])
     needed = search.needed(moved)
-    pairs = {v: search.place(v, own, moved) for v in needed}
-    # all that leaves the loop is written row by row over a buffer that is free
+    pairs = {v: search.buffer_of(v, own, moved) for v in needed}
     if None in pairs.values() or not search.pays(moved, needed):
         return None
     made, read = search.operands(moved)
     read = tuple(v for v in read if v not in set(pairs.values()))
-    how = {i: search.treatments[i] for i in moved}
+    how = {i: search.placed[i] for i in moved}
     about = frozenset(made), read, chunks, target.platforms
     return LeafUpdate(closed, tuple(moved), how, pairs, *about)
 
 
 @dataclass
-class _Search:
+class _Search(Propagation):
     """What works on each row of a leaf alone, from its update on."""
 
-    graph: JaxprGraph
-    rows: int
-    core: list[int]  # the equations of the update
+    graph: JaxprGraph = field(kw_only=True)
+    rows: int = field(kw_only=True)
+    core: list[int] = field(kw_only=True)  # the equations of the update
     seeds: set[Any] = field(init=False)  # what it reads by rows
-    axis: dict[Any, int] = field(default_factory=dict)  # 0 for each variable with rows
-    treatments: dict[int, Batched] = field(default_factory=dict)
     later: set[Any] = field(default_factory=set)  # what is made of the update
-    recipes: dict[Any, _Recipe | None] = field(default_factory=dict)  # as far as known
+    remade: dict[Any, bool] = field(default_factory=dict)  # as far as known
 
     def __post_init__(self) -> None:
         made = {v for i in self.core for v in self.graph.eqns[i].outvars}
@@ -188,51 +181,47 @@ class _Search:
             for v in filter(is_var, self.graph.eqns[i].invars)
             if v not in made and v.aval.shape[:1] == (self.rows,)
         }
-        self.axis.update(dict.fromkeys(self.seeds, 0))
+        self.of.update(dict.fromkeys(self.seeds, ROWS))
 
     def understand(self) -> bool:
         """Finds the rest; False if the update itself does more than treat rows."""
-        core, todo = set(self.core), sorted(self.core)
-        seen = set(todo)
-        while todo:
-            # in the order of the list: what an equation reads has been judged before it
-            i = heappop(todo)
+        core, seen, todo = set(self.core), set(self.core), Worklist()
+        for i in core:
+            todo.push(i, i)
+        for i in todo:
             eqn = self.graph.eqns[i]
             ins = list(filter(is_var, eqn.invars))
-            by_rows = any(v in self.axis for v in ins)
+            by_rows = any(v in self.of for v in ins)
             if by_rows or any(v in self.later for v in ins):
                 self.later.update(eqn.outvars)
                 users = {u for v in eqn.outvars for u in self.graph.users.get(v, ())}
                 for u in users - seen:
-                    heappush(todo, u)
+                    todo.push(u, u)
                 seen |= users
             treated = self._treatment(eqn) if by_rows else None
             if treated is not None:
-                self.treatments[i] = treated
-                self.axis.update(dict.fromkeys(eqn.outvars, 0))
+                self.place(i, eqn, treated)
             elif by_rows and i in core:
                 return False
         return bool(self.core)
 
-    def _treatment(self, eqn) -> Batched | None:
+    def _treatment(self, eqn) -> Placements | None:
         if primitives.of(eqn).heavy:  # it stays where it is
             return None
-        axes = [self.axis.get(v) if is_var(v) else None for v in eqn.invars]
-        treated = treatment(eqn, axes)
-        if not isinstance(treated, Batched) or any(treated.outs):
+        ins = self.all_at(eqn.invars)
+        treated = treatment(eqn, ins)
+        if isinstance(treated, str) or {*treated.outs} != {ROWS}:
             return None
-        # what is made of the update, and not by rows, is there only after the loop
-        for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
-            waits = is_var(v) and have is None and v in self.later
-            if waits or want not in (None, 0) or (have is not None and want is None):
+        for v, have, want in zip(eqn.invars, ins, treated.ins, strict=True):
+            waits = is_var(v) and have == REPLICATE and v in self.later
+            if waits or want not in (have, ROWS):
                 return None
         return treated
 
     def up_to(self, ends: list[Any]) -> list[int]:
         """The update, and what leads from it to these variables."""
-        # what else is made of the update, such as its norm, stays outside of the loop
         cone = self.graph.cone(ends, self.later)
-        return [i for i in self.treatments if i in self.core or i in cone]
+        return [i for i in self.placed if i in self.core or i in cone]
 
     def needed(self, moved: list[int]) -> list[Any]:
         """What is made by these equations and read by others, or put out."""
@@ -245,13 +234,12 @@ class _Search:
             or any(u not in inside for u in self.graph.users.get(v, ()))
         ]
 
-    def place(self, v, own: Mapping[Any, Any], moved: list[int]) -> Any:
+    def buffer_of(self, v, own: Mapping[Any, Any], moved: list[int]) -> Any:
         """A buffer that `v` may overwrite row by row, or None."""
         inside = set(moved)
 
         def is_free(w) -> bool:
             same = w.aval.shape == v.aval.shape and w.aval.dtype == v.aval.dtype
-            # who reads it and waits for the update would find it overwritten
             users = [u for u in self.graph.users.get(w, ()) if u not in inside]
             after = any(
                 x in self.later for u in users for x in self.graph.eqns[u].outvars
@@ -277,7 +265,7 @@ class _Search:
         inside = set(moved)
         for i in moved:
             eqn = self.graph.eqns[i]
-            for v, axis in zip(eqn.invars, self.treatments[i].ins, strict=True):
+            for v, axis in self.placed[i].operands(eqn):
                 if (
                     is_var(v)
                     and axis is not None
@@ -290,40 +278,30 @@ class _Search:
         todo = [v]
         while todo:
             v = todo.pop()
-            recipe = self._recipe(v)
-            if recipe is None:
+            if not self._is_remade(v):
                 read[v] = None
             elif v not in made:
                 made.add(v)
-                todo += reversed([w for w, axis in recipe if axis is not None])
+                todo += reversed(self._rows(v) or ())
 
-    def _recipe(self, v) -> _Recipe | None:
-        """The operands of what makes `v`, if all it is made of are inputs."""
+    def _is_remade(self, v) -> bool:
+        """Whether rows of inputs are all that rows of `v` are made of."""
         for w in operands_first(v, self._undecided):
-            if w not in self.recipes:
-                recipe = self._operands(w)
-                inside = all(self.recipes[u] is not None for u in self._within(recipe))
-                self.recipes[w] = recipe if inside else None
-        return self.recipes[v]
+            if w not in self.remade:
+                rows = self._rows(w)
+                ready = lambda u: self.graph.is_given(u) or self.remade[u]
+                self.remade[w] = rows is not None and all(map(ready, rows))
+        return self.remade[v]
 
     def _undecided(self, v) -> list[Any]:
-        """The operands whose recipes are to be known before that of `v`."""
-        known = v in self.recipes
-        within = [] if known else self._within(self._operands(v))
-        return [w for w in within if w not in self.recipes]
+        """What is to be known before it is of `v`."""
+        rows = () if v in self.remade else self._rows(v) or ()
+        return [w for w in rows if w not in self.remade and not self.graph.is_given(w)]
 
-    def _within(self, recipe: _Recipe | None) -> list[Any]:
-        """The operands with rows that are no inputs."""
-        rows = [w for w, axis in recipe or () if axis is not None and is_var(w)]
-        return [w for w in rows if not self.graph.is_given(w)]
-
-    def _operands(self, v) -> _Recipe | None:
-        """The operands of what makes `v`, if it treats each row alone."""
-        i = self.graph.maker.get(v)
-        if i is None or v in self.seeds:
+    def _rows(self, v) -> list[Any] | None:
+        """The variables whose rows make those of `v`, if cheap operations do."""
+        found = None if v in self.seeds else made_of(self.graph, v, 0)
+        if found is None or any(p not in (REPLICATE, ROWS) for p in found.ins):
             return None
-        eqn = self.graph.eqns[i]
-        axes = operand_axes(eqn, 0)
-        if axes is None or any(axis not in (None, 0) for axis in axes):
-            return None
-        return list(zip(eqn.invars, axes, strict=True))
+        pairs = found.operands(self.graph.eqns[self.graph.maker[v]])
+        return [w for w, axis in pairs if axis is not None and is_var(w)]

@@ -1,19 +1,19 @@
 """The pass that updates a large leaf's parameter in the loop over its rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import narrow, operand_axes
-from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.placements import Placements
+from jaxmem.ir.placements.layers import made_of
+from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.row_chunks import on_platforms
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.row_chunks.analysis import LeafUpdate, leaf_updates
+from jaxmem.scheduling.row_chunks.analysis import ROWS, LeafUpdate, leaf_updates
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,16 @@ class _Loop:
 
     def outside(self) -> None:
         """Evaluates what all rows share, before the loop."""
+        graph = self.values.graph
         for i in self.plan.moved:
-            eqn, ins = self.values.graph.eqns[i], self.plan.treatments[i].ins
-            self._shared(eqn.invars, ins)
+            self._shared(graph.eqns[i], self.plan.treatments[i])
         for v in self.plan.made:
-            eqn = self.values.graph.eqns[self.values.graph.maker[v]]
-            self._shared(eqn.invars, operand_axes(eqn, 0) or ())
+            placed = made_of(graph, v, 0)
+            assert placed is not None
+            self._shared(graph.eqns[graph.maker[v]], placed)
 
-    def _shared(self, atoms: Sequence[Any], axes: Sequence[int | None]) -> None:
-        for v, axis in zip(atoms, axes, strict=True):
+    def _shared(self, eqn, placed: Placements) -> None:
+        for v, axis in placed.operands(eqn):
             if is_var(v) and axis is None:
                 self.values.read(v)
 
@@ -112,11 +113,13 @@ class _Loop:
         parts = carried[0].shape[:2] if self._in_parts(lead) else ()
         merged = lambda x: x.reshape(-1, *x.shape[2:]) if parts else x
         places = [*self.plan.pairs.values(), *self.plan.read]
-        env = dict(zip(places, map(merged, [*carried, *read]), strict=True))
-        rows = _ChunkValues(self, env, merged(carried[0]).shape[0])
+        arrays = list(map(merged, [*carried, *read]))
+        env = {(v, ROWS): x for v, x in zip(places, arrays, strict=True)}
+        length, graph = lambda _: arrays[0].shape[0], self.values.graph
+        rows = PartValues(self.values.read, _unread, length, env=env, graph=graph)
         for i in self.plan.moved:
-            rows.run(i)
-        outs = [rows.env[v] for v in self.plan.pairs]
+            rows.run(graph.eqns[i], self.plan.treatments[i])
+        outs = [env[v, ROWS] for v in self.plan.pairs]
         return [x.reshape(*parts, *x.shape[1:]) if parts else x for x in outs]
 
     def _in_parts(self, lead) -> bool:
@@ -124,45 +127,6 @@ class _Loop:
         return lead is not None and self.plan.chunks.outer > 1
 
 
-@dataclass
-class _ChunkValues:
-    """Values of some rows."""
-
-    loop: _Loop
-    env: dict[Any, Any]
-    size: int
-
-    def run(self, i: int) -> None:
-        treated = self.loop.plan.treatments[i]
-        eqn = self.loop.values.graph.eqns[i]
-        args = [self._read(v, a) for v, a in zip(eqn.invars, treated.ins, strict=True)]
-        outs = of_layers(eqn, args, treated, self.size)
-        self.env.update(zip(eqn.outvars, outs, strict=True))
-
-    def _read(self, atom, axis: int | None):
-        """Rows of a variable; with None the whole of it."""
-        if not is_var(atom) or axis is None:
-            return self.loop.values.read(atom)
-        for v in operands_first(atom, self._missing):
-            if v not in self.env:
-                self.env[v] = self._made(v)
-        return self.env[atom]
-
-    def _missing(self, v) -> list[Any]:
-        """The variables of which rows are to be had before those of this one."""
-        if v in self.env:
-            return []
-        graph = self.loop.values.graph
-        eqn = graph.eqns[graph.maker[v]]
-        pairs = zip(eqn.invars, operand_axes(eqn, 0) or (), strict=True)
-        return [
-            w for w, a in pairs if is_var(w) and a is not None and w not in self.env
-        ]
-
-    def _made(self, v):
-        graph = self.loop.values.graph
-        eqn = graph.eqns[graph.maker[v]]
-        axes = operand_axes(eqn, 0)
-        assert axes is not None
-        args = [self._read(w, a) for w, a in zip(eqn.invars, axes, strict=True)]
-        return _compat.bind(eqn, args, narrow(eqn, (0,), self.size))[0]
+def _unread(v, axis: int, whole):
+    del axis, whole
+    raise AssertionError(v)  # all that no operation makes is carried or read

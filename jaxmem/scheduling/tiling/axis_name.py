@@ -35,7 +35,7 @@ def axis_name(eqns: Sequence[Any], region: Region, seed) -> str:
 def _of_products(eqns: Sequence[Any], region: Region) -> Iterator[str]:
     """What the axis is to each product of the region."""
     for i in region.eqns:
-        eqn, ins = eqns[i], region.cut[i].ins
+        eqn, ins = eqns[i], region.placed[i].in_axes
         if primitives.is_convolution(eqn):
             image = eqn.params["dimension_numbers"].lhs_spec[0]
             yield "first" if ins[0] == image else "features"

@@ -13,18 +13,15 @@ from typing import Any
 
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.placements import Partial, Placement, Shard
+from jaxmem.ir.placements.bodies import NotInParts, is_zero, named, summed_by
+from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, Spreads, asked_by, of_spec
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
-from jaxmem.scheduling.tiling.loops import is_nested, is_zero, summed_by, treatment
-from jaxmem.scheduling.tiling.partial_sums import (
-    NotInParts,
-    PartTreatment,
-    State,
-    moves_sums,
-    named,
-)
+from jaxmem.scheduling.tiling.loops import is_nested, treatment
+from jaxmem.scheduling.tiling.partial_sums import moves_sums
 from jaxmem.scheduling.tiling.shard_parts import Parts
 from jaxmem.scheduling.tiling.sums import is_arithmetic
 
@@ -42,7 +39,7 @@ class _Meet(Exception):
 
 
 @dataclass
-class Batch:
+class Batch(Propagation):
     """What of a step runs in parts along the axis of its examples.
 
     Attributes:
@@ -52,24 +49,19 @@ class Batch:
       shards: over how many devices the examples are spread. A part is taken from each
         of their shards, so that no device needs what another one has.
       spreads: how the arrays of the step are spread.
-      treated: the equations that run in parts, by position.
-      state: what a part has of each variable that is not whole.
       late: equations that need all parts to be done.
       early: variables that are computed of all examples before the first part.
       zeros: variables that are zero.
     """
 
-    graph: JaxprGraph
-    n: int
+    graph: JaxprGraph = field(kw_only=True)
+    n: int = field(kw_only=True)
     axis: int = 0
     shards: int = 1
     spreads: Spreads = field(default_factory=Spreads)
-    treated: dict[int, PartTreatment] = field(default_factory=dict)
-    state: dict[Any, State] = field(default_factory=dict)
     late: dict[int, str] = field(default_factory=dict)  # -> what they wait for
     early: set[Any] = field(default_factory=set)
     zeros: set[Any] = field(default_factory=set)
-    wanted: dict[Any, int] = field(default_factory=dict)
     # variables made late of arrays that hold examples -> what they wait for
     meets: dict[Any, str] = field(default_factory=dict)
     behind: dict[Any, str] = field(default_factory=dict)  # made late -> the same
@@ -82,7 +74,7 @@ class Batch:
     @property
     def examples(self) -> Any:
         """The largest argument that holds some, of those that are spread most."""
-        found = (v for v in self.graph.arguments if v in self.state)
+        found = (v for v in self.graph.arguments if v in self.of)
         return max(found, key=lambda v: (self.spreads.count(v, self.axis), v.aval.size))
 
     @property
@@ -99,16 +91,15 @@ class Batch:
         graph, needed = self.graph, dict.fromkeys(filter(is_var, self.graph.outvars))
         for i in self.late:
             needed |= dict.fromkeys(filter(is_var, graph.eqns[i].invars))
-        made = [v for v in needed if graph.maker.get(v) in self.treated]
-        made = [v for v in made if self.state.get(v) is not None]
-        sums = [v for v in made if isinstance(self.state[v], str)]
-        return sums, [v for v in made if isinstance(self.state[v], int)]
+        made = [v for v in needed if graph.maker.get(v) in self.placed]
+        sums = [v for v in made if isinstance(self.at(v), Partial)]
+        return sums, [v for v in made if isinstance(self.at(v), Shard)]
 
     def in_part(self) -> set[int]:
         """Equations on whole arrays that are cheap enough to be done for each part."""
         found: set[int] = set()
         for i, eqn in enumerate(self.graph.eqns):
-            if i in self.treated or i in self.late:
+            if i in self.placed or i in self.late:
                 continue
             if not _is_done_anew(eqn) or set(eqn.outvars) & self.early:
                 continue
@@ -178,7 +169,7 @@ def _along_last(closed, n: int, given: Iterable[int], spreads: Spreads) -> Batch
             continue
         with suppress(_Meet):
             found = _from(closed, n, [i], spreads, axis)
-            products = any(has_product(found.graph.eqns[k]) for k in found.treated)
+            products = any(has_product(found.graph.eqns[k]) for k in found.placed)
             if not products and has_gradients(found):
                 return found
     return None
@@ -191,7 +182,7 @@ def _moved(batch: Batch) -> str:
     can name the axes of the mesh that these lie along: but as the examples do.
     """
     own = {*batch.names}
-    for i in sorted(batch.treated):
+    for i in sorted(batch.placed):
         for eqn in _all_in(batch.graph.eqns[i]):
             sharding = asked_by(eqn)
             spread = of_spec(sharding, eqn.outvars[0]) if sharding is not None else ()
@@ -231,7 +222,7 @@ def _some(
     # else they are other examples, all of which a product outside of the parts takes
     whole = {found.graph.arguments[i] for i in others}
     for i, eqn in enumerate(found.graph.eqns):
-        if i not in found.treated and any(
+        if i not in found.placed and any(
             v in whole for v in filter(is_var, eqn.invars)
         ):
             if has_product(eqn):
@@ -245,12 +236,12 @@ def _from(
 ) -> Batch:
     graph = JaxprGraph(closed)
     shards = max(spreads.count(graph.arguments[i], axis) for i in places)
-    about = {"axis": axis, "shards": shards, "spreads": spreads}
-    wanted: dict[Any, int] = {}
+    about = {"graph": graph, "n": n, "axis": axis, "shards": shards, "spreads": spreads}
+    wanted: dict[Any, Placement] = {}
     early: set[Any] = set()
     while True:
-        batch = Batch(graph, n, early=set(early), wanted=dict(wanted), **about)
-        batch.state.update((graph.arguments[i], axis) for i in places)
+        batch = Batch(wanted=dict(wanted), early=set(early), **about)
+        batch.of.update((graph.arguments[i], Shard(axis)) for i in places)
         for i, eqn in enumerate(graph.eqns):
             _follow(batch, i, eqn)
         if (batch.early, batch.wanted) == (early, wanted):
@@ -272,41 +263,33 @@ def _follow(batch: Batch, i: int, eqn) -> None:
         batch.zeros.update(eqn.outvars)
     if any(v in batch.early for v in eqn.outvars):
         return
-    ins = [batch.state.get(v) if is_var(v) else None for v in eqn.invars]
+    ins = batch.all_at(eqn.invars)
     waits = next((batch.behind[v] for v in eqn.invars if _in(v, batch.behind)), "")
-    terms = any(isinstance(s, str) for s in ins)
-    cut = any(isinstance(s, int) for s in ins)
+    terms = any(isinstance(p, Partial) for p in ins)
+    cut = any(isinstance(p, Shard) for p in ins)
     is_move = moves_sums(eqn) or primitives.is_scatter_add(eqn)
     if waits or (terms and (cut or not is_move)):
-        if cut and _known_early(batch, eqn, ins):
+        if cut and _known_early(batch, eqn):
             return
-        _leave(batch, i, eqn, cut, waits or _summed(batch, eqn, ins))
+        _leave(batch, i, eqn, cut, waits or _summed(batch, eqn))
         return
     try:
-        wanted = [batch.wanted.get(v) for v in eqn.outvars]
-        found = treatment(eqn, ins, wanted, batch.parts)
-        if found and not all(_ends(s) for s in found.outs):
+        found = treatment(eqn, ins, batch.asked(eqn), batch.parts)
+        if found and not all(map(_ends, found.outs)):
             raise NotInParts(eqn, "what its parts give cannot be combined")
     except NotInParts as reason:
         _leave(batch, i, eqn, cut, str(reason))
         return
-    if found is None:
-        return
-    batch.treated[i] = found
-    for v, have, state in zip(eqn.invars, ins, found.ins, strict=True):
-        if have is None and isinstance(state, int) and is_var(v):
-            batch.wanted.setdefault(v, state)
-    for v, state in zip(eqn.outvars, found.outs, strict=True):
-        if state is not None:
-            batch.state[v] = state
+    if found is not None:
+        batch.place(i, eqn, found)
 
 
 def _in(atom, found) -> bool:
     return is_var(atom) and atom in found
 
 
-def _ends(state: State) -> bool:
-    return not isinstance(state, str) or is_arithmetic(state)
+def _ends(placement: Placement) -> bool:
+    return not isinstance(placement, Partial) or is_arithmetic(placement.op)
 
 
 def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
@@ -320,25 +303,22 @@ def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
     batch.behind.update(dict.fromkeys(eqn.outvars, why))
 
 
-def _summed(batch: Batch, eqn, ins: Sequence[State]) -> str:
+def _summed(batch: Batch, eqn) -> str:
     """The operation that gave a sum over all examples."""
-    pairs = zip(eqn.invars, ins, strict=True)
-    v = next(v for v, s in pairs if isinstance(s, str))
-    return named(summed_by(batch.graph.eqns, batch.treated, v))
+    v = next(v for v in eqn.invars if isinstance(batch.at(v), Partial))
+    return named(summed_by(batch.graph.eqns, batch.placed, v))
 
 
-def _known_early(batch: Batch, eqn, ins: Sequence[State]) -> bool:
+def _known_early(batch: Batch, eqn) -> bool:
     """Whether what an equation waits for is of labels alone: it is computed before."""
-    graph, needed = batch.graph, []
-    for v, state in zip(eqn.invars, ins, strict=True):
-        if _in(v, batch.behind) or isinstance(state, str):
-            needed.append(v)
-    cone = graph.cone(needed)
+    graph = batch.graph
+    waits = lambda v: _in(v, batch.behind) or isinstance(batch.at(v), Partial)
+    cone = graph.cone(filter(waits, eqn.invars))
     eqns = [graph.eqns[k] for k in cone]
     if any(has_product(e) or is_nested(e) for e in eqns):
         return False
     kept = (v for k in cone for v in graph.eqns[k].outvars)
-    new = {v for v in kept if v in batch.behind or isinstance(batch.state.get(v), str)}
+    new = set(filter(waits, kept))
     changed = not new <= batch.early
     batch.early |= new
     return changed

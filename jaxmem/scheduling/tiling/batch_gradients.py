@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.placements import REPLICATE, Partial
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.partial_sums import moves_sums
 
@@ -31,9 +32,9 @@ def has_gradients(batch) -> bool:
 def _read_whole(batch) -> set[tuple[int, ...]]:
     """The shapes of arrays that every part reads whole: weights are among them."""
     found = set()
-    for i, treated in batch.treated.items():
-        for v, state in zip(batch.graph.eqns[i].invars, treated.ins, strict=True):
-            if state is None and is_var(v) and _is_float_array(v):
+    for i, treated in batch.placed.items():
+        for v, p in zip(batch.graph.eqns[i].invars, treated.ins, strict=True):
+            if p == REPLICATE and is_var(v) and _is_float_array(v):
                 found.add(v.aval.shape)
     return found
 
@@ -45,12 +46,8 @@ def _is_float_array(v) -> bool:
 
 def _behind_products(batch) -> set[Any]:
     """Variables of the parts that a product leads to."""
-    found: set[Any] = set()
-    for i in sorted(batch.treated):
-        eqn = batch.graph.eqns[i]
-        if has_product(eqn) or any(is_var(v) and v in found for v in eqn.invars):
-            found.update(eqn.outvars)
-    return found
+    products = {i for i in batch.placed if has_product(batch.graph.eqns[i])}
+    return batch.graph.behind(products, sorted(batch.placed))
 
 
 def _made_of(batch, v) -> set[tuple[int, ...]]:
@@ -60,7 +57,7 @@ def _made_of(batch, v) -> set[tuple[int, ...]]:
         eqn = batch.graph.eqns[batch.graph.maker[work.pop()]]
         if not moves_sums(eqn):
             continue
-        sums = (w for w in eqn.invars if isinstance(batch.state.get(w), str))
+        sums = (w for w in eqn.invars if isinstance(batch.at(w), Partial))
         new = set(sums) - seen
         work += new
         seen |= new

@@ -4,8 +4,8 @@ Where the examples are spread over devices, each works on its own, and sums are 
 over the devices after the loop: else XLA would do that in every iteration.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,21 +16,22 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.placements import Partial, Placement, Shard, axes_of
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.part_values import PartValues
-from jaxmem.scheduling.tiling.partial_sums import State
+from jaxmem.scheduling.tiling.gathered import held_whole
+from jaxmem.scheduling.tiling.part_values import of_block
+from jaxmem.scheduling.tiling.parts_loop import PartsLoop, around
 from jaxmem.scheduling.tiling.shard_sums import combined
 from jaxmem.scheduling.tiling.sums import neutral
-from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
 
 
 def in_parts(closed, batch: Batch):
     """The closed jaxpr of a step with its region as one loop over parts."""
-    run = lambda args: _run(batch, args)
+    inside, late = batch.placed.keys(), batch.late.keys()
+    run = lambda args: around(batch.graph, args, inside, late, partial(_looped, batch))
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
@@ -40,69 +41,54 @@ def is_batch_loop(eqn) -> bool:
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
-def _run(batch: Batch, args: list) -> list[Any]:
-    values = graphs.Values(batch.graph, batch.graph.inputs(args))
-    for i in range(len(batch.graph.eqns)):
-        if i not in batch.treated and i not in batch.late:
-            values.evaluate(i)
-    values.env.update(_looped(batch, values))
-    values.done |= batch.treated.keys()
-    for i in sorted(batch.late):
-        values.evaluate(i)
-    return [values.read(v) for v in batch.graph.outvars]
-
-
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
-    axes = {v: a for v in cut if isinstance(a := batch.state[v], int)}
-    written = WrittenParts(axes, batch.parts)
+    axes = {v: p.axis for v in cut if isinstance(p := batch.of[v], Shard)}
     if batch.shards > 1:
         env = outside.env | _gathered(batch, outside)
         outside = replace(outside, env=env, done={*outside.done})
-    part_of = _spread_part if batch.shards > 1 else _part
-    run = partial(part_of, batch, outside, batch.in_part())
+    about = batch, outside, batch.in_part()
+    spread = batch.shards > 1
+    run = partial(_spread_part, *about) if spread else partial(_part, *about, slices={})
 
-    def body(carry, part):
-        totals, buffers = carry
+    def part_of(totals, part):
         terms, made = run(part)
         new = [
-            getattr(lax, str(batch.state[v]))(t, x.astype(t.dtype))
+            getattr(lax, _op(batch, v))(t, x.astype(t.dtype))
             for t, v, x in zip(totals, sums, terms, strict=True)
         ]
-        values = dict(zip(cut, made, strict=True))
-        buffers, stacks = written.write(buffers, part, values)
-        return (new, buffers), stacks
+        return new, dict(zip(cut, made, strict=True))
 
-    first = _empty_sums(batch)
-    parts = jnp.arange(batch.n, dtype=jnp.int32)
-    with jax.named_scope(SCOPE):
-        carry = first, written.buffers()
-        (totals, buffers), stacks = lax.scan(body, carry, parts)
-    found = written.whole(buffers, stacks)
+    loop = PartsLoop(axes, batch.parts)
+    totals, found = loop.run(SCOPE, _empty_sums(batch), part_of)
     pairs = zip(sums, totals, strict=True)
     return found | {v: _whole_sum(batch, v, total) for v, total in pairs}
+
+
+def _op(batch: Batch, v) -> str:
+    """What combines the terms of a sum."""
+    placement = batch.of[v]
+    assert isinstance(placement, Partial), v
+    return placement.op
 
 
 def _whole_sum(batch: Batch, v, total):
     """A sum after the loop; over the devices in the type of the step's own."""
     total = total.astype(v.aval.dtype)
-    return combined(str(batch.state[v]), total) if batch.shards > 1 else total
+    return combined(_op(batch, v), total) if batch.shards > 1 else total
 
 
 def _part(
-    batch: Batch, outside: graphs.Values, in_part: set[int], part, slices=()
+    batch: Batch, outside: graphs.Values, in_part: set[int], part, slices
 ) -> tuple[list[Any], list[Any]]:
     """What a part of the examples gives: terms of sums, and arrays that are cut."""
     blocks = batch.parts.blocks
-    values = _StepPart(
-        blocks, part, batch.state, batch.zeros, batch=batch, outside=outside
-    )
-    values.in_part = in_part
-    values.slices.update(slices)
-    for i in sorted(batch.treated):
-        values.apply(batch.graph.eqns[i], batch.treated[i])
-    sums, cut = batch.frontier()
-    return [values.env[v] for v in sums], [values.env[v] for v in cut]
+    whole = _whole_in_part(batch, outside, in_part)
+    values = of_block(blocks, part, whole, batch.zeros, slices)
+    for i in sorted(batch.placed):
+        values.run(batch.graph.eqns[i], batch.placed[i])
+    sums, cut = ([values.env[v, batch.of[v]] for v in vs] for vs in batch.frontier())
+    return sums, cut
 
 
 def _spread_part(
@@ -113,33 +99,34 @@ def _spread_part(
     Terms have an axis for the shards in front; they are summed over it after the loop.
     """
     made = batch.graph.maker
-    taken = ((v, s) for v, s in _from_outside(batch) if isinstance(s, int))
+    taken = ((v, p.axis) for v, p in _from_outside(batch) if isinstance(p, Shard))
     axes = {v: axis for v, axis in taken if made.get(v) not in in_part}
     slices = [batch.parts.take_each(outside.read(v), a, part) for v, a in axes.items()]
 
     def of_shard(shard, *slices):
         block = shard * batch.n + part
-        own = dict(zip(axes, slices, strict=True))
+        forms = ((v, Shard(axis)) for v, axis in axes.items())
+        own = dict(zip(forms, slices, strict=True))
         return _part(batch, outside, in_part, block, own)
 
     sums, cut = batch.frontier()
     terms, parts = jax.vmap(
         of_shard,
         in_axes=(0, *axes.values()),
-        out_axes=([0] * len(sums), [batch.state[v] for v in cut]),
+        out_axes=([0] * len(sums), [*axes_of(batch.of[v] for v in cut)]),
         spmd_axis_name=batch.names,
     )(jnp.arange(batch.shards, dtype=jnp.int32), *slices)
     return terms, parts
 
 
-def _from_outside(batch: Batch) -> Iterator[tuple[Any, State]]:
+def _from_outside(batch: Batch) -> Iterator[tuple[Any, Placement]]:
     """What the loop reads that it does not make, and what a part has of it."""
     graph = batch.graph
-    for i in sorted(batch.treated):
-        ins = zip(graph.eqns[i].invars, batch.treated[i].ins, strict=True)
-        for v, state in ins:
-            if is_var(v) and graph.maker.get(v) not in batch.treated:
-                yield v, state
+    for i in sorted(batch.placed):
+        ins = zip(graph.eqns[i].invars, batch.placed[i].ins, strict=True)
+        for v, placement in ins:
+            if is_var(v) and graph.maker.get(v) not in batch.placed:
+                yield v, placement
 
 
 def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
@@ -147,33 +134,29 @@ def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
 
     XLA would gather it in every iteration.
     """
-    found, of = {}, batch.spreads.of
-    for v, state in _from_outside(batch):
-        spread = of.get(v, ())
-        kept = tuple(() if {*names} & {*batch.names} else names for names in spread)
-        if not isinstance(state, int) and kept != spread:
-            found[v] = held(outside.read(v), batch.spreads.mesh, kept)
-    return found
+    apart = (
+        (v, axis, names)
+        for v, placement in _from_outside(batch)
+        for axis, names in enumerate(batch.spreads.of.get(v, ()))
+        if not isinstance(placement, Shard) and {*names} & {*batch.names}
+    )
+    return held_whole(apart, batch.spreads, outside.read)
 
 
-@dataclass
-class _StepPart(PartValues):
-    """Values of a part of the step; whole ones are those before the loop."""
+def _whole_in_part(batch: Batch, outside: graphs.Values, in_part: set[int]) -> Callable:
+    """Gives whole values: those before the loop, and what is cheap anew."""
+    graph, own = batch.graph, {}
 
-    batch: Any = None
-    outside: Any = None
-    in_part: Any = frozenset()
+    def whole(v) -> Any:
+        if graph.maker.get(v) not in in_part:
+            return outside.read(v)
+        if v not in own:
+            eqn = graph.eqns[graph.maker[v]]
+            args = [whole(a) if is_var(a) else a.val for a in eqn.invars]
+            own.update(zip(eqn.outvars, _compat.bind(eqn, args), strict=True))
+        return own[v]
 
-    def whole(self, v) -> Any:
-        """A whole value: computed in the part where that is cheap."""
-        made = self.batch.graph.maker.get(v)
-        if made not in self.in_part:
-            return self.outside.read(v)
-        if v not in self.env:
-            eqn = self.batch.graph.eqns[made]
-            args = [self.whole(a) if is_var(a) else a.val for a in eqn.invars]
-            self.env.update(zip(eqn.outvars, _compat.bind(eqn, args), strict=True))
-        return self.env[v]
+    return whole
 
 
 def sum_bytes(batch: Batch) -> int:
@@ -185,7 +168,7 @@ def sum_bytes(batch: Batch) -> int:
 def _empty_sums(batch: Batch) -> list[Any]:
     """What the parts add to at first; where they are spread, one for each shard."""
     sums, _ = batch.frontier()
-    first = [neutral(str(batch.state[v]), v.aval) for v in sums]
+    first = [neutral(_op(batch, v), v.aval) for v in sums]
     if batch.shards == 1:
         return first
     return [jnp.broadcast_to(x, (batch.shards, *x.shape)) for x in first]

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxmem.cost.parts import Price, Work, total
+from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
 
 
 class _Both(NamedTuple):
@@ -35,39 +35,33 @@ def seconds(batch: Batch, target: str) -> float:
     Returns:
       Seconds of one device, 0.0 where the parts cost nothing by the roofline.
     """
-    at = sorted(batch.treated.keys() | batch.in_part())
+    at = sorted(batch.placed.keys() | batch.in_part())
     eqns = [batch.graph.eqns[i] for i in at]
-    treated = {k: batch.treated[i] for k, i in enumerate(at) if i in batch.treated}
+    treated = {k: batch.placed[i] for k, i in enumerate(at) if i in batch.placed}
     price = Price(target, batch.spreads)
     both = _of_list(eqns, treated, batch.n, price)
     return price.longer(both.whole, [both.part], batch.n)
 
 
 def _of_list(
-    eqns: Iterable[Any], treated: Mapping[int, PartTreatment], n: int, price: Price
+    eqns: Iterable[Any], treated: Mapping[int, Placements], n: int, price: Price
 ) -> _Both:
     found = [_of(eqn, treated.get(i), n, price) for i, eqn in enumerate(eqns)]
     return _Both(total(one.whole for one in found), total(one.part for one in found))
 
 
-def _of(eqn, found: PartTreatment | None, n: int, price: Price) -> _Both:
+def _of(eqn, found: Placements | None, n: int, price: Price) -> _Both:
     if found is None:
         return _Both(price.alike(eqn), price.alike(eqn))
     if found.inner:
         # one branch of a `cond` is taken, and nobody knows which
         most = max(_of_body(eqn, body, n, price) for body in found.inner)
         return most.times(iterations(eqn))
-    ins, outs = _axes(found.ins), _axes(found.outs)
-    if all(axis is None for axis in (*ins, *outs)):
+    if not any(isinstance(p, Shard) for p in found.ins + found.outs):
         n = 1  # on terms of sums: each part does it with whole arrays
-    return _Both(price.whole(eqn), price.part(eqn, ins, outs, n))
+    return _Both(price.whole(eqn), price.part(eqn, found, n))
 
 
 def _of_body(eqn, body, n: int, price: Price) -> _Both:
     inside = Price(price.target, inner_spreads(eqn, body.closed, price.spreads))
-    return _of_list(body.jaxpr.eqns, body.treated, n, inside)
-
-
-def _axes(states: Iterable[State]) -> tuple[int | None, ...]:
-    """Along which axes arrays are cut; terms of a sum are whole arrays."""
-    return tuple(s if isinstance(s, int) else None for s in states)
+    return _of_list(body.jaxpr.eqns, body.placed, n, inside)

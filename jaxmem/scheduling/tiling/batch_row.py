@@ -1,6 +1,6 @@
 """A step in micro-batches as a row of the plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +9,14 @@ from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.cost.parts import summed_size
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.placements import Placements, Shard
+from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import size_of
 from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.plan.rows import WHOLE_STEP, TiledRegion
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_price import seconds
-from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
 
 
 def row_of(batch: Batch, target: str) -> TiledRegion:
@@ -43,66 +44,59 @@ def held(batch: Batch) -> tuple[int, int]:
     """
     graph, spreads = batch.graph, batch.spreads
     live = LiveBytes(graph, spreads)
-    before = live.whole + _inside(graph.eqns, {}, 1, spreads)
+    before = live.whole + _inside(graph.eqns, Propagation(), 1, spreads)
     sums, cut = batch.frontier()
     # those that lie there whole, from the first part on; of what is added up each
     # device has all that the others' examples would add to
     own = lambda v: batch.spreads.shards(v, without=batch.names)
     kept = {v: summed_size(v) / own(v) for v in sums}
     kept |= {v: float(spreads.bytes_of(v)) for v in cut}
-    sizes = _sizes(live, batch.state, batch.n)
+    sizes = _sizes(live, batch, batch.n)
     after = live.profile({v: s for v, s in sizes.items() if v not in kept})
-    after += _inside(graph.eqns, batch.treated, batch.n, spreads)
-    first = min(batch.treated)
+    after += _inside(graph.eqns, batch, batch.n, spreads)
+    first = min(batch.placed)
     for v, size in kept.items():
         after[first : live.death[v]] += size
     return int(before.max()), int(after.max())
 
 
-def _sizes(live: LiveBytes, state: Mapping[Any, State], n: int) -> dict[Any, float]:
+def _sizes(live: LiveBytes, known: Propagation, n: int) -> dict[Any, float]:
     """Bytes of what a list makes, for one part."""
-    parts = lambda v: n if isinstance(state.get(v), int) else 1
+    parts = lambda v: n if isinstance(known.at(v), Shard) else 1
     return {v: size / parts(v) for v, size in live.sizes.items()}
 
 
-def _inside(
-    eqns: Sequence[Any], treated: Mapping[int, PartTreatment], n: int, spreads: Spreads
-):
+def _inside(eqns: Sequence[Any], known: Propagation, n: int, spreads: Spreads):
     """Of each equation of a list, the bytes that its bodies hold at their peak."""
-    found = (_of_bodies(eqn, treated.get(i), n, spreads) for i, eqn in enumerate(eqns))
+    found = (
+        _of_bodies(eqn, known.placed.get(i), n, spreads) for i, eqn in enumerate(eqns)
+    )
     return np.fromiter(found, float, len(eqns))
 
 
-def _of_bodies(eqn, found: PartTreatment | None, n: int, spreads: Spreads) -> float:
-    if found is None or not found.inner:
-        closed = [(body, {}, {}) for body in jaxprs.bodies(eqn)]
-    else:
-        closed = [(body.closed, body.state, body.treated) for body in found.inner]
+def _of_bodies(eqn, found: Placements | None, n: int, spreads: Spreads) -> float:
+    inner = [(body.closed, body) for body in found.inner] if found else []
+    inner = inner or [(body, Propagation()) for body in jaxprs.bodies(eqn)]
     inside = lambda body: inner_spreads(eqn, body, spreads)
-    return max((_most(*one, n, inside(one[0])) for one in closed), default=0.0)
+    return max((_most(*one, n, inside(one[0])) for one in inner), default=0.0)
 
 
-def _most(
-    closed, state: Mapping[Any, State], treated, n: int, spreads: Spreads
-) -> float:
+def _most(closed, known: Propagation, n: int, spreads: Spreads) -> float:
     """The peak of a body for one part."""
     graph = JaxprGraph(closed)
     live = LiveBytes(graph, spreads)
-    profile = live.profile(_sizes(live, state, n))
-    return (profile + _inside(graph.eqns, treated, n, spreads)).max(initial=0.0)
+    profile = live.profile(_sizes(live, known, n))
+    return (profile + _inside(graph.eqns, known, n, spreads)).max(initial=0.0)
 
 
 def _in_parts(batch: Batch) -> Iterator[Any]:
     """Variables of which a part at a time is there, those of bodies too."""
     _, kept = batch.frontier()
-    graph = batch.graph
-    yield from (
-        v for v in _cut(graph.eqns, batch.treated, batch.state) if v not in kept
-    )
+    yield from (v for v in _cut(batch.graph.eqns, batch) if v not in kept)
 
 
-def _cut(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], state):
-    for i, found in treated.items():
-        yield from (v for v in eqns[i].outvars if isinstance(state.get(v), int))
+def _cut(eqns: Sequence[Any], known: Propagation) -> Iterator[Any]:
+    for i, found in known.placed.items():
+        yield from (v for v in eqns[i].outvars if isinstance(known.at(v), Shard))
         for body in found.inner:
-            yield from _cut(body.jaxpr.eqns, body.treated, body.state)
+            yield from _cut(body.jaxpr.eqns, body)

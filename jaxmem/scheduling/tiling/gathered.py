@@ -7,7 +7,7 @@ would do that in every iteration.
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, Spreads, held
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
@@ -47,18 +47,15 @@ def spread_apart(
     eqn, table: Labels, spreads: Spreads, k: int
 ) -> Iterator[tuple[Any, int, Names]]:
     """(variable, axis, its names) where operand `k` is spread as no other is."""
-    names_of = [*table.ins, *table.outs]
-    atoms = list(zip([*eqn.invars, *eqn.outvars], names_of, strict=True))
-    v, of_axis = atoms[k]
-    for axis, label in enumerate(of_axis):
-        names = spreads.names(v, axis)
-        others = (
-            spreads.names(w, of_other.index(label))
-            for m, (w, of_other) in enumerate(atoms)
-            if m != k and label is not None and label in of_other
-        )
-        if names and any(other != names for other in others):
-            yield v, axis, names
+    atoms = [*eqn.invars, *eqn.outvars]
+    for axis, label in enumerate(table.ins[k]):
+        names = spreads.names(atoms[k], axis)
+        if not names or label is None:
+            continue
+        same = enumerate(zip(atoms, table.axes(label), strict=True))
+        others = (spreads.names(w, a) for m, (w, a) in same if m != k and a is not None)
+        if any(other != names for other in others):
+            yield atoms[k], axis, names
 
 
 def _apart(
@@ -68,7 +65,7 @@ def _apart(
     eqn, table, spreads = graph.eqns[i], graph.labels(i, region.blocks), graph.spreads
     if not isinstance(table, Labels):
         return
-    for k, cut in enumerate(region.cut[i].ins):
+    for k, cut in enumerate(region.placed[i].in_axes):
         v = eqn.invars[k]
         if cut is None and is_var(v) and graph.maker.get(v) not in region.eqns:
             yield from spread_apart(eqn, table, spreads, k)

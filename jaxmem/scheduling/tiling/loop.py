@@ -10,15 +10,16 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.parts import on_part
+from jaxmem.ir.graph import Values
+from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.gathered import gathered
+from jaxmem.scheduling.tiling.parts_loop import PartsLoop, around
 from jaxmem.scheduling.tiling.regions import (
     Region,
     RegionGraph,
@@ -32,8 +33,7 @@ from jaxmem.scheduling.tiling.shard_sums import (
     stretched,
     sums_apart,
 )
-from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product, turns
-from jaxmem.scheduling.tiling.written import WrittenParts
+from jaxmem.scheduling.tiling.sums import moves_behind, neutral, term
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
 VOCABULARY = f"{SCOPE}_vocabulary"  # of a head's loops, which are made before
@@ -95,21 +95,9 @@ class _Sum:
         return add(total, *args)
 
     def _added(self, args: Sequence[Any], total):
-        params = dict(self.eqn.params)
         if primitives.is_scatter_add(self.eqn):
             return _scattered(self.eqn, args, total)
-        if primitives.is_dot(self.eqn):
-            part = product(self.eqn, args, params, self.dtype)
-        else:
-            is_product = primitives.is_product(self.eqn)
-            if is_product:
-                params["preferred_element_type"] = None
-            if is_product or primitives.is_reduce_sum(self.eqn):
-                args = [x.astype(self.dtype) for x in args]
-            (part,) = _compat.bind(self.eqn, list(args), params)
-        for eqn in self.tail:
-            if turns(eqn):
-                (part,) = _compat.bind(eqn, [part])
+        part = term(self.eqn, args, self.tail, self.dtype)
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
 
 
@@ -171,7 +159,7 @@ class _RegionLoop:
 
     def _sum(self, i: int) -> _Sum:
         graph, eqn = self.graph, self.graph.eqns[i]
-        combine = self.region.cut[i].combine
+        combine = self.region.placed[i].op
         tail, v, start = [], eqn.outvars[0], None
         if primitives.is_product(eqn) or primitives.is_reduce_sum(eqn):
             moves, v = moves_behind(graph, v)
@@ -204,77 +192,31 @@ class _RegionLoop:
 
     def run(self, args: list) -> list[Any]:
         """The outputs of the graph."""
-        env = self.graph.inputs(args)
-        read = lambda atom: env[atom] if is_var(atom) else atom.val
+        inside = self.region.eqns | self.done_inside
+        return around(self.graph, args, inside, self.late, self._looped)
 
-        def evaluate(i: int) -> None:
-            eqn = self.graph.eqns[i]
-            outs = _compat.bind(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
+    def _looped(self, values: Values) -> dict[Any, Any]:
+        moved = gathered(self.graph, self.region, values.read)
+        read = lambda v: moved[v] if is_var(v) and v in moved else values.read(v)
+        axis = self.region.axis
+        axes = {v: axis[v] for v in self.kept}
 
-        others = [i for i in range(len(self.graph.eqns)) if i not in self.region.eqns]
-        for i in others:
-            if i not in self.late:
-                evaluate(i)
-        env.update(self._looped(read))
-        for i in others:
-            if i in self.late and i not in self.done_inside:
-                evaluate(i)
-        return [read(v) for v in self.graph.outvars]
-
-    def _looped(self, read) -> dict[Any, Any]:
-        placed = gathered(self.graph, self.region, read)
-        read = lambda atom, outer=read: (
-            placed[atom] if is_var(atom) and atom in placed else outer(atom)
-        )
-        axes = {v: self.region.axis[v] for v in self.kept}
-        written = WrittenParts(axes, self.parts)
-
-        def body(carry, j):
-            totals, buffers = carry
-            part = _Part(self, read, j, dict(zip(self.sums, totals, strict=True)))
-            part.run()
-            buffers, stacks = written.write(buffers, j, part.env)
-            return (list(part.totals.values()), buffers), stacks
+        def part_of(totals, j):
+            cut = lambda v, axis, whole: self.parts.take(whole(v), axis, j)
+            start = lambda length: self.parts.start(length, j)
+            part = PartValues(read, cut, self.parts.size, start)
+            sums = dict(zip(self.sums, totals, strict=True))
+            for i in self.order:
+                eqn, placed = self.graph.eqns[i], self.region.placed[i]
+                if i in sums:
+                    sums[i] = self.sums[i].added(part.operands(eqn, placed), sums[i])
+                else:
+                    part.run(eqn, placed)
+            made = {v: part.env[v, self.region.of[v]] for v in axes}
+            return list(sums.values()), made
 
         first = [one.first(read) for one in self.sums.values()]
-        steps = jnp.arange(self.region.n, dtype=jnp.int32)
-        with jax.named_scope(SCOPE):
-            carry = first, written.buffers()
-            (totals, buffers), stacks = lax.scan(body, carry, steps)
-        found = written.whole(buffers, stacks)
+        totals, found = PartsLoop(axes, self.parts).run(SCOPE, first, part_of)
         for one, total in zip(self.sums.values(), totals, strict=True):
             found[one.out] = one.whole(total, read)
         return found
-
-
-class _Part:
-    """The values of one part."""
-
-    def __init__(self, loop: _RegionLoop, read, j, totals: dict[int, Any]):
-        self.loop, self.outside, self.j, self.totals = loop, read, j, totals
-        self.env: dict[Any, Any] = {}
-
-    def _start(self, length: int):
-        return self.loop.parts.start(length, self.j)
-
-    def read(self, atom, axis: int | None):
-        if axis is None or not is_var(atom):
-            return self.outside(atom)
-        if atom not in self.env:  # made outside: read in place
-            whole = self.outside(atom)
-            self.env[atom] = self.loop.parts.take(whole, axis, self.j)
-        return self.env[atom]
-
-    def run(self) -> None:
-        for i in self.loop.order:
-            eqn, (ins, outs, _) = self.loop.graph.eqns[i], self.loop.region.cut[i]
-            one = self.loop.sums.get(i)
-            if one is not None and primitives.is_scatter_add(one.eqn):
-                ins = (None, *ins[1:])
-            args = [self.read(v, a) for v, a in zip(eqn.invars, ins, strict=True)]
-            if one is not None:
-                self.totals[i] = one.added(args, self.totals[i])
-                continue
-            new = on_part(eqn, args, ins, outs, self.loop.parts.size, self._start)
-            self.env.update(zip(eqn.outvars, new, strict=True))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import draws_by_place
+from jaxmem.ir.placements.labels import draws_by_place
 
 PACKED = "jaxmem.packed_mask"  # the name of a mask that is kept in bits
 

@@ -11,18 +11,20 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.placements import REPLICATE, SUM, Placement, Placements, Shard
+from jaxmem.ir.placements.bodies import NotInParts, are_whole
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts, PartTreatment, State
+
+_EACH = Shard(0)
 
 
-def is_one_by_one(eqn, ins: Sequence[State], wanted: Sequence[int | None]) -> bool:
+def is_one_by_one(eqn, ins: Sequence[Placement], wanted: Sequence[Placement]) -> bool:
     """Whether the examples are the iterations of a scan."""
     n_consts, n_carry = _compat.scan_counts(eqn)
-    stacks = [*ins[n_consts + n_carry :], *wanted[n_carry:]]
-    return any(s == 0 for s in stacks if isinstance(s, int))
+    return _EACH in (*ins[n_consts + n_carry :], *wanted[n_carry:])
 
 
-def treatment(eqn, ins: Sequence[State], n: int) -> PartTreatment:
+def treatment(eqn, ins: Sequence[Placement], n: int) -> Placements:
     """How such a scan works on one of `n` parts.
 
     Args:
@@ -36,20 +38,18 @@ def treatment(eqn, ins: Sequence[State], n: int) -> PartTreatment:
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
     consts, carried, stacks = ins[:n_consts], ins[n_consts:end], ins[end:]
-    if any(s is not None for s in consts):
+    if not are_whole(consts):
         raise NotInParts(eqn, "each example needs all others")
-    if any(s not in (None, 0) or s == SUM for s in stacks):
+    if any(p not in (REPLICATE, _EACH) for p in stacks):
         raise NotInParts(eqn, "examples along two axes of one scan")
     if eqn.params["length"] % n:
         raise NotInParts(eqn, f"{n} does not divide its axis")
     body = jaxprs.split(eqn.params["jaxpr"])[0]
     added = [_is_added_to(body, n_consts + k, k) for k in range(n_carry)]
-    if not all(added) or any(s not in (None, SUM) for s in carried):
+    if not all(added) or any(p not in (REPLICATE, SUM) for p in carried):
         raise NotInParts(eqn, "it goes through the examples one after another")
-    each: tuple[State, ...] = (0,) * (len(eqn.outvars) - n_carry)
-    sums: tuple[State, ...] = (SUM,) * n_carry
-    taken = (*consts, *sums, *(0 for _ in stacks))
-    return PartTreatment(taken, (*sums, *each))
+    sums, each = (SUM,) * n_carry, (_EACH,) * (len(eqn.outvars) - n_carry)
+    return Placements((*consts, *sums, *(_EACH for _ in stacks)), sums + each)
 
 
 def _is_added_to(body: Any, i: int, k: int) -> bool:

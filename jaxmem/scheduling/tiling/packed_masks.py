@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxmem import _compat
 from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.label_rules import draws_by_place
+from jaxmem.ir.placements.labels import draws_by_place
 from jaxmem.ir.scans import is_mask
 from jaxmem.scheduling.tiling.masks import PACKED, made_by
 

@@ -64,9 +64,9 @@ def seconds(
       Seconds, 0.0 where the tiles cost nothing by the roofline.
     """
     price = Price(target, spreads)
-    whole = total(price.whole(eqns[i]) for i in region.eqns)
-    cuts = ((eqns[i], region.cut[i]) for i in region.eqns)
-    tile = total(price.part(eqn, cut.ins, cut.outs, region.n) for eqn, cut in cuts)
+    whole = total(price.whole(eqns[i]) for i in sorted(region.eqns))
+    cuts = ((eqns[i], region.placed[i]) for i in sorted(region.eqns))
+    tile = total(price.part(eqn, placed, region.n) for eqn, placed in cuts)
     # random bits that others need too are drawn once more
     bits = sum(map(price.seconds, _drawn_twice(eqns, region)))
     return price.longer(whole, [tile], region.n) + bits

@@ -1,27 +1,19 @@
 """A region: operations that can run in n parts, and the axis each array is cut along.
 
-From one array and one of its axes the labels of `ir.axis_labels` say how the arrays
+From one array and one of its axes the labels of `ir.placements` say how the arrays
 around it are cut. Largest arrays speak first; where two axes meet, the side without the
 first array leaves the region.
 """
 
-import heapq
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.ir import primitives
-from jaxmem.ir.axis_labels import (
-    BEYOND,
-    DIVIDES,
-    WHOLE,
-    CutAxes,
-    Labels,
-    cut,
-    labels,
-)
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.placements import Placements, Shard
+from jaxmem.ir.placements.propagate import Propagation, Worklist
+from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, place
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
@@ -51,7 +43,6 @@ class RegionGraph(JaxprGraph):
         # equations that each user may do for itself, as bits
         self.private = bits_of(from_nothing(self.eqns) | self.drawn)
         # of the many regions that are looked for, the same is asked again and again
-        self._labels: dict[tuple[int, int], Labels | str] = {}
         self._hulls: dict[tuple[Any, int], int] = {}
         self._sizes: dict[Any, int] = {}
 
@@ -60,12 +51,6 @@ class RegionGraph(JaxprGraph):
         if v not in self._sizes:
             self._sizes[v] = self.spreads.bytes_of(v)
         return self._sizes[v]
-
-    def labels(self, i: int, n: int) -> Labels | str:
-        """The labels of an equation's axes, for `n` parts."""
-        if (i, n) not in self._labels:
-            self._labels[i, n] = labels(self.eqns[i], n)
-        return self._labels[i, n]
 
     def shards(self, v, axis: int) -> int:
         """How many shards an axis has, as far as is known."""
@@ -88,25 +73,24 @@ class RegionGraph(JaxprGraph):
 
 
 @dataclass
-class Region:
+class Region(Propagation):
     """Equations that run `n` times, each on its part.
 
     Attributes:
       n: how many parts.
       shards: over how many devices the axis is spread. A part is taken from each of
         its shards, so that no device needs what another has.
-      eqns: positions of the equations.
-      axis: of each variable that is cut: along which axis.
-      cut: how each equation is cut.
       blocked: equations at the border, and why they are not in it.
     """
 
-    n: int
-    eqns: set[int] = field(default_factory=set)
-    axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, CutAxes] = field(default_factory=dict)
+    n: int = field(kw_only=True)
     blocked: dict[int, str] = field(default_factory=dict)
     shards: int = 1
+
+    @property
+    def eqns(self) -> KeysView[int]:
+        """Positions of the equations."""
+        return self.placed.keys()
 
     @property
     def blocks(self) -> int:
@@ -115,7 +99,7 @@ class Region:
 
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
-        return bool(self.cut[i].combine)
+        return bool(self.placed[i].op)
 
 
 def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
@@ -129,7 +113,7 @@ def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
     new, old = more.blocks, region.blocks
     if any(graph.labels(i, new) != graph.labels(i, old) for i in looked_at):
         return None
-    if any(v.aval.shape[axis] % new for v, axis in region.axis.items()):
+    if any(v.aval.shape[axis] % new for v, axis in more.axis.items()):
         return None
     return more
 
@@ -141,9 +125,9 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
+def treat(graph: RegionGraph, i: int, region: Region) -> Placements | str:
     """How an equation is cut that agrees with a region, or why it is not."""
-    eqn, axis, n = graph.eqns[i], region.axis, region.blocks
+    eqn, n = graph.eqns[i], region.blocks
     name = eqn.primitive.name
     if name in BEYOND:
         return BEYOND[name]
@@ -151,34 +135,33 @@ def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
         return IN_PLACE
     if is_packed(eqn):
         return AT_ONCE
-    known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
     table = graph.labels(i, n)
     if primitives.is_constraint(eqn):
         table = held_labels(eqn, region.shards)
-    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
-    if not isinstance(found, CutAxes):
+    found = place(eqn, region.all_at(eqn.invars), region.all_at(eqn.outvars), n, table)
+    if not isinstance(found, Placements):
         return found
-    if found.combine and len(eqn.outvars) > 1:
+    if found.op and len(eqn.outvars) > 1:
         return WHOLE
-    atoms = zip([*eqn.invars, *eqn.outvars], [*found.ins, *found.outs], strict=True)
-    return TYPED if any(a is not None and is_typed(v, a) for v, a in atoms) else found
+    atoms = zip([*eqn.invars, *eqn.outvars], found.ins + found.outs, strict=True)
+    typed = any(isinstance(p, Shard) and is_typed(v, p.axis) for v, p in atoms)
+    return TYPED if typed else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
     """The largest region round an array that is cut along an axis; it is convex."""
     # `floor`: bytes from which an array ties operations to the region
-    region = Region(n, axis={seed: axis}, shards=graph.shards(seed, axis))
+    region = Region({seed: Shard(axis)}, n=n, shards=graph.shards(seed, axis))
     allowed = graph.hull(seed, floor)
     # where large arrays say how, the small ones follow; of equals, the first
-    order = itertools.count()
-    work = [(-graph.size(seed), next(order), seed)]
-    while work:
-        *_, v = heapq.heappop(work)
+    work = Worklist()
+    work.push(-graph.size(seed), seed)
+    for v in work:
         for i in graph.around(v):
             if i in region.eqns or i in region.blocked or not allowed >> i & 1:
                 continue
             for new in _join(graph, region, i):
-                heapq.heappush(work, (-graph.size(new), next(order), new))
+                work.push(-graph.size(new), new)
     home = graph.maker[seed]
     while _leave(graph, region, home):
         pass
@@ -191,13 +174,7 @@ def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
     if isinstance(got, str):
         region.blocked[i] = got
         return
-    region.eqns.add(i)
-    region.cut[i] = got
-    places = zip([*eqn.invars, *eqn.outvars], [*got.ins, *got.outs], strict=True)
-    for v, place in places:
-        if place is not None and is_var(v) and v not in region.axis:
-            region.axis[v] = place
-            yield v
+    yield from region.spread(i, eqn, got)
 
 
 def _hull(graph: RegionGraph, seed, floor: int) -> int:
@@ -227,11 +204,11 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
     # not on the seed's side.
     inside = bits_of(region.eqns)
     for i in sorted(region.eqns):
-        for v, place in zip(graph.eqns[i].invars, region.cut[i].ins, strict=True):
+        for v, axis in region.placed[i].operands(graph.eqns[i]):
             m = graph.maker.get(v) if is_var(v) else None
             if m is None:
                 continue
-            if place is not None and m in region.eqns and not region.is_sum(m):
+            if axis is not None and m in region.eqns and not region.is_sum(m):
                 continue
             makers = inside & (graph.above[m] | 1 << m)
             if not makers:
@@ -241,7 +218,8 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
                 gone = {k for k in region.eqns if k == i or graph.needs(k, i)}
             why = f"{NEEDS_ALL} {primitives.quoted(graph.eqns[m])} first"
             region.blocked.update(dict.fromkeys(gone, why))
-            region.eqns -= gone
+            for k in gone:
+                del region.placed[k]
             return True
     return False
 
@@ -253,9 +231,7 @@ def inner(graph: JaxprGraph, region: Region) -> set[Any]:
         if region.is_sum(i):
             continue
         for v in graph.eqns[i].outvars:
-            if v not in graph.outputs and region.eqns.issuperset(
-                graph.users.get(v, ())
-            ):
+            if v not in graph.outputs and region.eqns >= set(graph.users.get(v, ())):
                 found.add(v)
     return found
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmem.ir import primitives
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.placements.labels import Labels
 from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
 
@@ -86,19 +86,15 @@ def sums_apart(graph: RegionGraph, region: Region, i: int) -> Iterator[Apart]:
     for label in dict.fromkeys(itertools.chain(*table.ins)):
         if label in kept:
             continue
-        ins = tuple(_place(label, of_axis) for of_axis in table.ins)
+        ins = table.axes(label)[: len(eqn.invars)]
         names = _names(graph.spreads, eqn, ins)
         shards = graph.spreads.size(names)
         is_cut = any(
             a is not None and a == b
-            for a, b in zip(ins, region.cut[i].ins, strict=True)
+            for a, b in zip(ins, region.placed[i].in_axes, strict=True)
         )
         if shards > 1 and (not is_cut or shards == region.shards):
             yield Apart(graph.spreads.mesh, names, ins)
-
-
-def _place(label, of_axis: tuple) -> int | None:
-    return of_axis.index(label) if label in of_axis else None
 
 
 def _names(spreads: Spreads, eqn, ins: Sequence[int | None]) -> Names:

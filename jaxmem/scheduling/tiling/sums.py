@@ -96,7 +96,7 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
+def _product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
     """A product whose result has the type of the sum, whatever its operands have."""
     params = params | {"preferred_element_type": jnp.dtype(dtype), "out_sharding": None}
     direct = lambda *xs: _compat.bind(eqn, list(xs), params)[0]
@@ -106,3 +106,23 @@ def product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
     cast = lambda *xs: direct(*(x.astype(dtype) for x in xs))
     either = functools.partial(lax.platform_dependent, cpu=cast, default=direct)
     return _compat.in_context_of(eqn, either, *args)
+
+
+def term(eqn, args: Sequence[Any], tail: Sequence[Any], dtype):
+    """What an equation gives of a part, in the type of the sum that it is added to.
+
+    `tail`: what is done to the sum behind it; all but casts is done to each part.
+    """
+    params = dict(eqn.params)
+    if primitives.is_dot(eqn):
+        part = _product(eqn, args, params, dtype)
+    else:
+        is_product = primitives.is_product(eqn)
+        if is_product:
+            params["preferred_element_type"] = None
+        if is_product or primitives.is_reduce_sum(eqn):
+            args = [x.astype(dtype) for x in args]
+        (part,) = _compat.bind(eqn, list(args), params)
+    for step in filter(turns, tail):
+        (part,) = _compat.bind(step, [part])
+    return part

@@ -10,19 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import TWO, WHOLE
+from jaxmem.ir.placements import REPLICATE, SUM, Shard
+from jaxmem.ir.placements.bodies import NotInParts, named, summed_by
+from jaxmem.ir.placements.propagate import Propagation
+from jaxmem.ir.placements.rules import TWO, WHOLE
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.loops import summed_by, treatment
+from jaxmem.scheduling.tiling.loops import treatment
 from jaxmem.scheduling.tiling.partial_sums import (
     GOES_ON,
     MEETS,
     NEEDS_ALL,
     NEEDS_SUM,
-    SUM,
-    NotInParts,
-    PartTreatment,
-    State,
-    named,
 )
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
@@ -57,33 +55,29 @@ def together(closed: Any, given: Iterable[int], n: int) -> tuple[Together, ...]:
       of which nothing is known is not followed.
     """
     jaxpr = jaxprs.split(closed)[0]
-    walk = _Walk(Parts(1, n), {jaxpr.invars[i]: 0 for i in given})
+    walk = _Walk({jaxpr.invars[i]: Shard(0) for i in given}, parts=Parts(1, n))
     for i, eqn in enumerate(jaxpr.eqns):
         walk.follow(i, eqn)
     (loss,) = jaxpr.outvars
-    if is_var(loss) and walk.state.get(loss) not in (None, SUM):
-        by = summed_by(jaxpr.eqns, walk.treated, loss)
+    if is_var(loss) and walk.at(loss) not in (REPLICATE, SUM):
+        by = summed_by(jaxpr.eqns, walk.placed, loss)
         walk.found[Together(f"{named(by)}: {_NO_SUM}", False)] = None
     return tuple(walk.found)
 
 
 @dataclass
-class _Walk:
+class _Walk(Propagation):
     """Through the equations of a loss, in order.
 
     Attributes:
       parts: in how many parts the examples are taken.
-      state: what a part has of each variable that is not whole.
-      treated: the equations that work part by part.
       sums: variables made of sums over the examples -> the first operation that took
         such a sum.
       unknown: variables of which nothing is known.
       found: the operations.
     """
 
-    parts: Parts
-    state: dict[Any, State]
-    treated: dict[int, PartTreatment] = field(default_factory=dict)
+    parts: Parts = field(kw_only=True)
     sums: dict[Any, Together] = field(default_factory=dict)
     unknown: set[Any] = field(default_factory=set)
     found: dict[Together, None] = field(default_factory=dict)
@@ -95,7 +89,7 @@ class _Walk:
         if first is None and is_known:
             self.treat(i, eqn)
             return
-        meets = any(isinstance(self.state.get(v), int) for v in operands)
+        meets = any(isinstance(self.at(v), Shard) for v in operands)
         if is_known and not meets:
             self.sums.update(dict.fromkeys(eqn.outvars, first))
             return
@@ -109,8 +103,8 @@ class _Walk:
 
     def treat(self, i: int, eqn) -> None:
         try:
-            ins = [self.state.get(v) if is_var(v) else None for v in eqn.invars]
-            found = treatment(eqn, ins, [None] * len(eqn.outvars), self.parts)
+            whole = [REPLICATE] * len(eqn.outvars)
+            found = treatment(eqn, self.all_at(eqn.invars), whole, self.parts)
         except NotInParts as reason:
             one = _named(reason)
             if one is not None:
@@ -121,9 +115,7 @@ class _Walk:
                 self.unknown.update(eqn.outvars)
             return
         if found is not None:
-            self.treated[i] = found
-            pairs = zip(eqn.outvars, found.outs, strict=True)
-            self.state.update((v, s) for v, s in pairs if s is not None)
+            self.place(i, eqn, found)
 
 
 def _named(reason: NotInParts) -> Together | None:

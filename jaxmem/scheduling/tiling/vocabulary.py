@@ -8,36 +8,21 @@ each token. The maximum and the sum of exponentials come from one loop: the sum 
 is rescaled where the maximum grows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxmem.ir import primitives
-from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, at
+from jaxmem.ir.placements.propagate import Propagation
+from jaxmem.ir.placements.rules import WHOLE, place
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.masks import from_nothing
 from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
-
-
-@dataclass(frozen=True)
-class Treatment:
-    """How an equation treats the axis.
-
-    Attributes:
-      ins: along which axis each operand is cut; None for one that is needed whole.
-      outs: the same for the outputs.
-      combine: what makes the whole of the outputs of blocks, where outputs are not cut:
-        "add", "max", "min", "argmax", or "take" for rows looked up along the axis.
-      put: whether it adds to places along the axis that are named by indices.
-    """
-
-    ins: tuple[int | None, ...]
-    outs: tuple[int | None, ...]
-    combine: str = ""
-    put: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +40,7 @@ class CutAxis:
     product: int
     size: int
     axis: Mapping[Any, int]
-    cut: Mapping[int, Treatment]
+    cut: Mapping[int, Placements]
     repeated: frozenset[int]
 
 
@@ -63,13 +48,14 @@ def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
     """What is found for each product, the largest first; or why there is nothing."""
     products = [i for i, e in enumerate(graph.eqns) if _is_linear_layer(e)]
     products.sort(key=lambda i: -elements(graph.eqns[i].outvars[0].aval.shape))
-    masks = _masks(graph)
+    # every block makes its own part of them
+    masks = {v for i in from_nothing(graph.eqns) for v in graph.eqns[i].outvars}
     taken: set[int] = set()
     for i in products:
         for axis in reversed(range(graph.eqns[i].outvars[0].aval.ndim)):
             if i in taken:
                 break
-            found = _Growth(graph, i, axis, masks).result()
+            found = _Growth(graph=graph, product=i, start=axis, masks=masks).result()
             if isinstance(found, CutAxis):
                 taken |= found.cut.keys()
             if found is not None:
@@ -83,27 +69,15 @@ def _is_linear_layer(eqn) -> bool:
     return not any(batch) and eqn.outvars[0].aval.ndim > 1
 
 
-def _masks(graph: JaxprGraph) -> set[Any]:
-    """What is made of literals alone: every block makes its own part."""
-    found: set[Any] = set()
-    for eqn in graph.eqns:
-        if primitives.of(eqn).cheap:
-            if all(not is_var(a) or a in found for a in eqn.invars):
-                found.update(eqn.outvars)
-    return found
-
-
 @dataclass
-class _Growth:
+class _Growth(Propagation):
     """From the logits to all that is of tokens by vocabulary, and what makes it."""
 
-    graph: JaxprGraph
-    product: int
-    start: int  # which axis of the product's output
-    masks: set[Any]
+    graph: JaxprGraph = field(kw_only=True)
+    product: int = field(kw_only=True)
+    start: int = field(kw_only=True)  # which axis of the product's output
+    masks: set[Any] = field(kw_only=True)
     size: int = 0
-    axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, Treatment] = field(default_factory=dict)
     wide: set[Any] = field(default_factory=set)  # variables of tokens by vocabulary
     todo: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -117,15 +91,15 @@ class _Growth:
         self.todo.append(self.product)
         while self.todo:
             self._include(self.todo.pop())
-        found = any(t.combine == "max" for t in self.cut.values())
+        found = any(t.op == "max" for t in self.placed.values())
         if not found and not self._leads_to_maximum():
             return None
         if self.wide & self.graph.outputs:
             self.reasons.append("an array of all of it is an output of the step")
         if self.reasons:
             return self.reasons[0]
-        repeated = frozenset(i for i in self.cut if not self._is_late(i))
-        return CutAxis(self.product, self.size, self.axis, self.cut, repeated)
+        repeated = frozenset(i for i in self.placed if not self._is_late(i))
+        return CutAxis(self.product, self.size, self.axis, self.placed, repeated)
 
     def _leads_to_maximum(self) -> bool:
         """Whether there is a softmax behind what cannot be cut."""
@@ -148,23 +122,23 @@ class _Growth:
         todo, seen = [i], {i}
         while todo:
             i = todo.pop()
-            eqn, treated = self.graph.eqns[i], self.cut[i]
-            if eqn.outvars[0] in self.wide or treated.combine:
+            eqn, treated = self.graph.eqns[i], self.placed[i]
+            if eqn.outvars[0] in self.wide or treated.op:
                 return True
-            operands = zip(eqn.invars, treated.ins, strict=True)
+            operands = treated.operands(eqn)
             cut = [a for a, d in operands if d is not None and is_var(a)]
             if not self.wide.isdisjoint(cut):
                 return True
-            makers = {self.graph.maker.get(a, -1) for a in cut} & self.cut.keys() - seen
+            makers = {
+                self.graph.maker.get(a, -1) for a in cut
+            } & self.placed.keys() - seen
             seen |= makers
             todo += makers
         return False
 
     def _tell(self, v, axis: int, wide: bool) -> None:
         """That a variable is cut along an axis; its users follow where it is wide."""
-        if v not in self.axis:
-            self.axis[v] = axis
-        if self.axis[v] != axis:
+        if self.of.setdefault(v, at(axis)) != at(axis):
             self.reasons.append("two axes of one array are the vocabulary")
         if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
             self.reasons.append("it is sharded by its type")
@@ -182,22 +156,44 @@ class _Growth:
             elif (maker := self._pulled(a)) is not None:
                 operands.append(self._included(maker))
 
+    def _treatment(self, i: int) -> Placements | str:
+        """How an equation treats the axes of its operands and outputs that are known.
+
+        What combines blocks is of `lax`, or "argmax", or "take" for rows looked up
+        along the axis.
+        """
+        eqn = self.graph.eqns[i]
+        ins, outs = self.all_at(eqn.invars), self.all_at(eqn.outvars)
+        looked_up = _looked_up(eqn, ins, outs)
+        if looked_up is not None:
+            return looked_up
+        if eqn.primitive.name == "argmax" and ins[0] in map(Shard, eqn.params["axes"]):
+            if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
+                return Placements((ins[0],), (Partial("argmax"),))
+        table = self.graph.labels(i, self.size)
+        found = place(eqn, ins, outs, self.size, table, single=True)
+        if isinstance(found, str) or not found.op:
+            return found
+        if len(outs) > 1 or not is_arithmetic(found.op) or found.op == "mul":
+            return WHOLE
+        return found
+
     def _included(self, i: int) -> Iterator[Any]:
         """The operands of an equation that are cut with it, each when it is known."""
-        if i in self.cut:
+        if i in self.placed:
             return
         eqn = self.graph.eqns[i]
-        treated = treatment(eqn, self.axis, self.size)
+        treated = self._treatment(i)
         if isinstance(treated, str):
             self.reasons.append(f"{primitives.quoted(eqn)} needs all of it: {treated}")
             self.blocked.append(i)
             return
-        self.cut[i] = treated
-        for v, d in zip(eqn.outvars, treated.outs, strict=True):
+        self.placed[i] = treated
+        for v, d in zip(eqn.outvars, treated.out_axes, strict=True):
             if d is not None:
                 self._out(i, v, d)
         like = eqn.outvars[0]
-        for a, d in zip(eqn.invars, treated.ins, strict=True):
+        for a, d in treated.operands(eqn):
             if is_var(a) and d is not None:
                 same = like in self.wide and a.aval.shape == like.aval.shape
                 self._tell(a, d, wide=same and a in self.graph.maker)
@@ -232,18 +228,18 @@ class _Growth:
         if not is_move(eqn):
             return False
         m = self.graph.maker.get(eqn.invars[0])
-        return m in self.cut and m != self.product and self._is_late(m)
+        return m in self.placed and m != self.product and self._is_late(m)
 
     def _pulled(self, a) -> int | None:
         """What makes an operand, to be done block by block too, where that is cheap."""
         i = self.graph.maker.get(a)
-        if i is None or i in self.cut:
+        if i is None or i in self.placed:
             return None
         eqn = self.graph.eqns[i]
         puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
         again = primitives.is_dot(eqn) and a in self.wide
         if primitives.of(eqn).cheap or puts or again:
-            treated = treatment(eqn, self.axis, self.size)
+            treated = self._treatment(i)
             if not isinstance(treated, str):
                 return i
         if a in self.wide:
@@ -251,50 +247,28 @@ class _Growth:
         return None
 
 
-def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
-    """How an equation treats the axes of its operands and outputs that are known."""
-    looked_up = _looked_up(eqn, axis)
-    if looked_up is not None:
-        return looked_up
-    if eqn.primitive.name == "argmax" and axis.get(eqn.invars[0]) in eqn.params["axes"]:
-        if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
-            return Treatment((axis[eqn.invars[0]],), (None,), "argmax")
-    table = labels(eqn, size)
-    if isinstance(table, str):
-        return table
-    atoms = [*eqn.invars, *eqn.outvars]
-    names = [*table.ins, *table.outs]
-    pairs = [(a, n) for a, n in zip(atoms, names, strict=True) if is_var(a)]
-    found = {n[axis[a]] for a, n in pairs if a in axis}
-    if len(found) != 1 or None in found:
-        return "it works along the axis" if None in found else "two axes meet"
-    label = found.pop()
-    places = [n.index(label) if label in n else None for n in names]
-    for a, d in zip(atoms, places, strict=True):
-        if d is not None and a.aval.shape[d] != size:
-            return "the axis is split or merged"
-    ins, outs = tuple(places[: len(eqn.invars)]), tuple(places[len(eqn.invars) :])
-    if None not in outs:
-        return Treatment(ins, outs)
-    if len(outs) > 1 or not is_arithmetic(table.combine) or table.combine == "mul":
-        return "it works along the axis"
-    return Treatment(ins, outs, table.combine)
-
-
-def _looked_up(eqn, axis: Mapping[Any, int]) -> Treatment | None:
+def _looked_up(
+    eqn, ins: Sequence[Placement], outs: Sequence[Placement]
+) -> Placements | None:
     """Places along the axis named by indices: logits of the labels, one at a time."""
     gathers = primitives.is_gather(eqn)
     if not (gathers or primitives.is_scatter_add(eqn)):
         return None
-    table, out = eqn.invars[0], eqn.outvars[0]
     # a scatter's output is cut as its table is
-    d = axis.get(table) if gathers else axis.get(out, axis.get(table))
+    cut = ins[0] if gathers or outs[0] == REPLICATE else outs[0]
     numbers = eqn.params["dimension_numbers"]
-    if d is None:
+    if not isinstance(cut, Shard):
+        return None
+    names = "collapsed_slice_dims", "start_index_map"
+    if not gathers:
+        names = "inserted_window_dims", "scatter_dims_to_operand_dims"
+    if not all(cut.axis in getattr(numbers, name) for name in names):
         return None
     if gathers:
-        single = d in numbers.start_index_map and d in numbers.collapsed_slice_dims
-        return Treatment((d, None), (None,), "take") if single else None
-    single = d in numbers.scatter_dims_to_operand_dims
-    single = single and d in numbers.inserted_window_dims
-    return Treatment((d, None, None), (d,), put=True) if single else None
+        return Placements((cut, REPLICATE), (Partial("take"),))
+    return Placements((cut, REPLICATE, REPLICATE), (cut,))
+
+
+def puts(eqn, placed: Placements) -> bool:
+    """Whether it adds to places along the axis that are named by whole indices."""
+    return primitives.is_scatter_add(eqn) and placed.ins[2] == REPLICATE

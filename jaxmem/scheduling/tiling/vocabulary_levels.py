@@ -51,12 +51,12 @@ class _Levels:
         return self.inside[a] if cut else self._whole(a)
 
     def _of_operands(self, i: int) -> int:
-        ins = zip(self.graph.eqns[i].invars, self.found.cut[i].ins, strict=True)
+        ins = self.found.cut[i].operands(self.graph.eqns[i])
         return max((self._operand(a, d) for a, d in ins), default=0)
 
     def _cut(self, i: int, eqn) -> None:
         level = self._of_operands(i)
-        if self.found.cut[i].combine:
+        if self.found.cut[i].op:
             online = self._online(i) if primitives.is_reduce_sum(eqn) else None
             if online is not None:
                 self.online[i] = online
@@ -112,7 +112,7 @@ class _Levels:
         """The maximum that is all a value needs of the loops, and the way from it."""
         cone = self.graph.cone([base])
         found = self.found
-        sums = {i for i in cone if i in found.cut and found.cut[i].combine}
+        sums = {i for i in cone if i in found.cut and found.cut[i].op}
         outs = {self.graph.eqns[i].outvars[0]: i for i in sums}
         chain, reached, direct, others = [], set(), set(), set()
         for i in sorted(cone - found.cut.keys()):
@@ -128,7 +128,7 @@ class _Levels:
             return None
         (most,) = direct
         later = any(self._whole(a) > self.level[most] for a in others)
-        if found.cut[most].combine != "max" or later:
+        if found.cut[most].op != "max" or later:
             return None
         if any(_compat.has_side_effects(self.graph.eqns[i]) for i in chain):
             return None
@@ -144,11 +144,11 @@ class _Levels:
         written = [
             (i, v)
             for i in late
-            if not cut[i].combine
+            if not cut[i].op
             for v in graph.eqns[i].outvars
             if v in outside
         ]
-        level = {i: self.level[i] for i in late if cut[i].combine}
+        level = {i: self.level[i] for i in late if cut[i].op}
         level |= {i: self.inside[v] for i, v in written}
         needed = self._needed_inside()
         if not needed & level.keys():
@@ -170,7 +170,7 @@ class _Levels:
         """Equations that something whole comes from, which a block needs."""
         wholes = set()
         for i, treated in self.found.cut.items():
-            ins = zip(self.graph.eqns[i].invars, treated.ins, strict=True)
+            ins = treated.operands(self.graph.eqns[i])
             wholes |= {
                 a for a, d in ins if is_var(a) and (d is None or a not in self.inside)
             }
@@ -208,10 +208,10 @@ class _Levels:
             if i in eqns:
                 continue
             eqns.add(i)
-            ins = zip(self.graph.eqns[i].invars, self.found.cut[i].ins, strict=True)
+            ins = self.found.cut[i].operands(self.graph.eqns[i])
             cut = (a for a, d in ins if d is not None and is_var(a) and a in blocks)
             todo += [self.graph.maker[a] for a in cut]
-        sums = tuple(sorted(i for i in targets if self.found.cut[i].combine))
+        sums = tuple(sorted(i for i in targets if self.found.cut[i].op))
         online = (self.online[i] for i in sums if i in self.online)
         return Loop(
             tuple(sorted(eqns)),

@@ -1,6 +1,6 @@
 """The loops over blocks of the vocabulary, in the place of what they do."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,19 +12,17 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.cost.parts import wide
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.axis_labels import labels
-from jaxmem.ir.label_rules import Labels
-from jaxmem.ir.parts import on_part
+from jaxmem.ir.graph import Values
+from jaxmem.ir.placements import Shard
+from jaxmem.ir.placements.labels import Labels
+from jaxmem.ir.placements.lower import PartValues
+from jaxmem.ir.placements.rules import labels, same_axis
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, held
 from jaxmem.scheduling.tiling.gathered import held_whole, spread_apart
 from jaxmem.scheduling.tiling.loop import VOCABULARY
-from jaxmem.scheduling.tiling.sums import (
-    constant,
-    moves_behind,
-    neutral,
-    product,
-)
+from jaxmem.scheduling.tiling.sums import constant, moves_behind, neutral, term
+from jaxmem.scheduling.tiling.vocabulary import puts
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
 from jaxmem.scheduling.tiling.vocabulary_shards import (
@@ -38,44 +36,34 @@ def in_blocks(closed, plan: VocabularyLoops, n: int):
     """The closed jaxpr with its loops over `n` blocks of the vocabulary."""
 
     def run(args: list) -> list:
-        return _Run(plan, n, plan.graph.inputs(args)).outputs()
+        return _Run(plan.graph, plan.graph.inputs(args), plan=plan, n=n).outputs()
 
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
 @dataclass
-class _Run:
+class _Run(Values):
     """The values outside of the loops so far."""
 
-    plan: VocabularyLoops
-    n: int
-    env: dict[Any, Any]
+    plan: VocabularyLoops = field(kw_only=True)
+    n: int = field(kw_only=True)
     # of what loops read, where it has to be spread in another way for them
     placed: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.graph = self.plan.graph
         sums = (i for loop in self.plan.loops for i in loop.sums)
         self.tails = {i: self._tail(i) for i in sums}
-
-    def read(self, atom):
-        return self.env[atom] if is_var(atom) else atom.val
 
     def in_loop(self, v):
         """The value of a variable for a loop, which was made before it."""
         return self.placed.get(v, self.env[v])
-
-    def bind(self, i: int) -> None:
-        eqn = self.graph.eqns[i]
-        outs = _compat.bind(eqn, [self.read(a) for a in eqn.invars])
-        self.env.update(zip(eqn.outvars, outs, strict=True))
 
     def outputs(self) -> list:
         moved = {k for tail, _ in self.tails.values() for k in tail}
         for k in range(len(self.plan.loops) + 1):
             for i, when in sorted(self.plan.when.items()):
                 if when == k and i not in moved:
-                    self.bind(i)
+                    self.evaluate(i)
             if k < len(self.plan.loops):
                 self.env.update(_Blocks(self, self.plan.loops[k]).results())
         return [self.read(v) for v in self.graph.outvars]
@@ -133,7 +121,7 @@ class _Blocks:
         bases = {online.base for online in self.loop.online}
         for i in self.loop.eqns:
             for k, a in enumerate(self.graph.eqns[i].invars):
-                inside = bases if self.cut[i].ins[k] is None else made
+                inside = bases if self.cut[i].in_axes[k] is None else made
                 if is_var(a) and a not in inside:
                     yield i, k
 
@@ -162,19 +150,14 @@ class _Blocks:
     def _made_of(self, v, axis: int, names: Names) -> Iterator[tuple[Any, int, Names]]:
         """Axes that are the same axis of what an array is made of, spread alike."""
         eqn = self.graph.eqns[self.graph.maker[v]]
-        table = labels(eqn, self.run.n)
-        if not isinstance(table, Labels):
-            return
-        label = table.outs[0][axis]
-        for w, of_axis in zip(eqn.invars, table.ins, strict=True):
-            if label is not None and label in of_axis:
-                place = of_axis.index(label)
-                if self.run.plan.spreads.names(w, place) == names:
-                    yield w, place, names
+        same = same_axis(eqn, len(eqn.invars), axis, self.run.n)
+        for w, place in zip(eqn.invars, same or (), strict=False):
+            if place is not None and self.run.plan.spreads.names(w, place) == names:
+                yield w, place, names
 
     def _of_all_shards(self, i: int, totals: dict[int, Any]):
         """A sum, from those of the shards."""
-        total, combine = totals[i], self.cut[i].combine
+        total, combine = totals[i], self.cut[i].op
         if self.shards.count == 1:
             return total
         if i in self.online:
@@ -202,7 +185,9 @@ class _Blocks:
         """The carry after blocks that start there."""
         cut = ((self.graph.eqns[i].invars[k], i, k) for i, k in self._operands())
         arrays = {
-            a: self.run.in_loop(a) for a, i, k in cut if self.cut[i].ins[k] is not None
+            a: self.run.in_loop(a)
+            for a, i, k in cut
+            if self.cut[i].in_axes[k] is not None
         }
 
         def step(carry, at):
@@ -217,7 +202,7 @@ class _Blocks:
     def _first(self, i: int):
         """What a sum, or a maximum, starts from."""
         end = self.run.tails[i][1].aval
-        combine = self.cut[i].combine
+        combine = self.cut[i].op
         if combine == "take":  # of each token one block has a row
             return constant(end, 0, end.dtype)
         if combine == "argmax":
@@ -228,12 +213,12 @@ class _Blocks:
     def _last(self, i: int, total):
         """A sum after the loop."""
         eqn = self.graph.eqns[i]
-        if self.cut[i].combine == "argmax":
+        if self.cut[i].op == "argmax":
             return total[1]
-        if self.cut[i].combine != "take":
+        if self.cut[i].op != "take":
             return total
         index = self.run.read(eqn.invars[1])
-        return filled(eqn, index, self.cut[i].ins[0], total)
+        return filled(eqn, index, self.cut[i].in_axes[0], total)
 
     def _block(self, at, words: int, first, carry, arrays: dict[Any, Any]):
         """The carry after one more block, which starts at `at` in its shard.
@@ -245,13 +230,12 @@ class _Blocks:
         block = _Block(self, at, first + at, words, totals, arrays)
         for i in self.loop.eqns:
             block.evaluate(i)
-        written = [
-            self._held(
-                v, lax.dynamic_update_slice_in_dim(x, block.now[v], at, self.axis[v])
-            )
-            for v, x in zip(self.loop.written, written, strict=True)
-        ]
-        return [block.sums[i] for i in self.loop.sums], written
+        new = []
+        for v, x in zip(self.loop.written, written, strict=True):
+            value = block.values.env[v, Shard(self.axis[v])]
+            x = lax.dynamic_update_slice_in_dim(x, value, at, self.axis[v])
+            new.append(self._held(v, x))
+        return [block.sums[i] for i in self.loop.sums], new
 
     def _held(self, v, x):
         """What is written, whole on each device if its words are spread otherwise."""
@@ -287,58 +271,55 @@ class _Block:
     words: int
     sums: dict[int, Any]
     arrays: dict[Any, Any]  # what is cut, of the shard
-    now: dict[Any, Any] = field(default_factory=dict)  # of what is cut, the block's
     bases: dict[Any, Any] = field(default_factory=dict)  # of the maximum so far
     before: dict[int, Any] = field(default_factory=dict)  # the base of earlier blocks
 
+    def __post_init__(self):
+        length, start = lambda _: self.words, lambda _: self.start
+        self.values = PartValues(self._whole, self._cut, length, start)
+
     def evaluate(self, i: int) -> None:
         eqn, treated = self.blocks.graph.eqns[i], self.blocks.cut[i]
-        pairs = zip(eqn.invars, treated.ins, strict=True)
-        args = [self._operand(a, d) for a, d in pairs]
         if i in self.sums:
-            self._combine(i, eqn, args)
-            return
-        if treated.put:
-            outs = put(eqn, args, self._part_of(treated.outs[0]))
+            self._combine(i, eqn, self.values.operands(eqn, treated))
+        elif puts(eqn, treated):
+            args = self.values.operands(eqn, treated)
+            outs = put(eqn, args, self._part_of(treated.out_axes[0]))
+            self.values.put(eqn, treated, outs)
         else:
-            length, start = lambda _: self.words, lambda _: self.start
-            outs = on_part(eqn, args, treated.ins, treated.outs, length, start)
-        self.now.update(zip(eqn.outvars, outs, strict=True))
+            self.values.run(eqn, treated)
 
     def _part_of(self, axis: int | None) -> Part:
         assert axis is not None
         return Part(axis, self.start, self.words)
 
-    def _operand(self, a, axis: int | None):
-        if not is_var(a):
-            return a.val
-        if axis is None:
-            return self.bases[a] if a in self.bases else self.blocks.run.in_loop(a)
-        if a not in self.now:
-            own = self.arrays[a]
-            self.now[a] = lax.dynamic_slice_in_dim(own, self.at, self.words, axis)
-        return self.now[a]
+    def _whole(self, v):
+        return self.bases[v] if v in self.bases else self.blocks.run.in_loop(v)
+
+    def _cut(self, v, axis: int, whole: Callable):
+        del whole  # of the shard alone
+        return lax.dynamic_slice_in_dim(self.arrays[v], self.at, self.words, axis)
 
     def _combine(self, i: int, eqn, args: list) -> None:
-        total, combine = self.sums[i], self.blocks.cut[i].combine
+        total, combine = self.sums[i], self.blocks.cut[i].op
         if combine == "argmax":
             self.sums[i] = self._greatest(i, eqn, args)
             return
         if combine == "take":
             self.sums[i] = total + taken(
-                eqn, args, self._part_of(self.blocks.cut[i].ins[0])
+                eqn, args, self._part_of(self.blocks.cut[i].in_axes[0])
             )
             return
-        part = self._part(i, eqn, args).astype(total.dtype)
+        tail = [self.blocks.graph.eqns[k] for k in self.blocks.run.tails[i][0]]
+        part = term(eqn, args, tail, wide(eqn.outvars[0].aval.dtype))
+        part = part.astype(total.dtype)
         if i in self.blocks.online:
             total = self._rescaled(i, total)
         if i in self.blocks.most:
             self.sums[i] = lax.max(total, part)
             self._rebase(i, total)
             return
-        self.sums[i] = {"add": lax.add, "max": lax.max, "min": lax.min}[combine](
-            total, part
-        )
+        self.sums[i] = getattr(lax, combine)(total, part)
 
     def _rebase(self, most: int, total) -> None:
         """The maximum has grown: exponentials are of differences from the new one."""
@@ -353,21 +334,6 @@ class _Block:
         factor = factor.reshape(total.shape)
         # a factor of what nothing has been added to may be infinite
         return jnp.where(total == 0, total, total * factor)
-
-    def _part(self, i: int, eqn, args: list):
-        """A block's part of a sum: in float32 whatever the operands are."""
-        to = wide(eqn.outvars[0].aval.dtype)
-        if primitives.is_dot(eqn):
-            x = product(eqn, args, dict(eqn.params), to)
-        else:
-            sums = primitives.is_reduce_sum(eqn)
-            args = [x.astype(to) for x in args] if sums else args
-            (x,) = _compat.bind(eqn, args)
-        for k in self.blocks.run.tails[i][0]:
-            step = self.blocks.graph.eqns[k]
-            if not primitives.is_cast(step):
-                (x,) = _compat.bind(step, [x])
-        return x
 
     def _greatest(self, i: int, eqn, args: list):
         """The greatest so far, and where it is first."""

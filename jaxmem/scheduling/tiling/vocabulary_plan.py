@@ -130,8 +130,7 @@ class VocabularyLoops:
         return price.longer(whole, loops, n)
 
     def _block(self, price: Price, i: int, n: int) -> Work:
-        treated = self.found.cut[i]
-        return price.part(self.graph.eqns[i], treated.ins, treated.outs, n)
+        return price.part(self.graph.eqns[i], self.found.cut[i], n)
 
     def _sums(self, loop: Loop) -> float:
         eqns = (self.graph.eqns[i] for i in loop.sums)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxmem.ir import jaxprs
+from jaxmem.ir.placements import REPLICATE, SUM, Shard, at
+from jaxmem.ir.placements.bodies import NotInParts
 from jaxmem.scheduling.tiling.loops import treatment
-from jaxmem.scheduling.tiling.part_values import PartValues
-from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts
+from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
 B, D, LAYERS, PARTS = 8, 4, 3, 4
@@ -30,27 +31,28 @@ def only(fn, *args):
     return eqn
 
 
+def placed(way):
+    return way if way == SUM else at(way)
+
+
 def check(eqn, args, ins, outs):
     """The treatment is as said, and the parts together are the whole."""
-    found = treatment(eqn, ins, [None] * len(outs), Parts(PARTS))
+    ins, outs = [[*map(placed, side)] for side in (ins, outs)]
+    found = treatment(eqn, ins, [REPLICATE] * len(outs), Parts(PARTS))
     assert found is not None
     assert list(found.outs) == outs
     parts = []
     for part in range(PARTS):
-        state = {v: s for v, s in zip(eqn.invars, ins, strict=True) if s is not None}
-        values = PartValues(PARTS, jnp.int32(part), state, set())
-        for v, x in zip(eqn.invars, args, strict=True):
-            cut = values.slice(x, state[v]) if v in state else x
-            values.env[v] = cut
-        values.apply(eqn, found)
-        parts.append([values.env[v] for v in eqn.outvars])
+        given = dict(zip(eqn.invars, args, strict=True))
+        values = of_block(PARTS, jnp.int32(part), given.__getitem__)
+        parts.append(values.outputs(eqn, found))
     closed = jax.make_jaxpr(lambda *xs: jaxprs.rebind(eqn, xs, jaxprs.bodies(eqn)))
     whole = jaxprs.evaluate(closed(*args), args)
     for want, state, *got in zip(whole, outs, *parts, strict=True):
-        if state is None:
+        if state == REPLICATE:
             together = got[0]
         else:
-            together = sum(got) if state == SUM else jnp.concatenate(got, state)
+            together = sum(got) if state == SUM else jnp.concatenate(got, state.axis)
         # a sum of B terms of size one in another order
         np.testing.assert_allclose(together, want, atol=B * D * LAYERS * 1.2e-7 * 10)
 
@@ -130,9 +132,10 @@ def test_a_scan_over_the_examples_adds_up():
 
     total, x, w = normal(0, D, D), normal(1, B, D), normal(2, D, D)
     eqn = only(accumulated, total, x, w)
-    found = treatment(eqn, [None, None, 0], [None, None], Parts(PARTS))
+    whole, each = REPLICATE, Shard(0)
+    found = treatment(eqn, [whole, whole, each], [whole, whole], Parts(PARTS))
     # the total so far is a term of one part
-    assert found is not None and found.ins == (None, SUM, 0)
+    assert found is not None and found.ins == (whole, SUM, each)
     check(eqn, [w, total, x], [None, None, 0], [SUM, 0])
 
 
@@ -153,5 +156,5 @@ def test_a_scan_over_the_examples_adds_up():
 def test_what_needs_all_examples_is_named_with_its_line(fn, args, ins, why):
     eqn = jax.make_jaxpr(fn)(*args).jaxpr.eqns[-1]
     with pytest.raises(NotInParts, match=why) as error:
-        treatment(eqn, ins, [None] * len(eqn.outvars), Parts(PARTS))
+        treatment(eqn, [*map(at, ins)], [REPLICATE] * len(eqn.outvars), Parts(PARTS))
     assert "test_loops.py" in str(error.value)

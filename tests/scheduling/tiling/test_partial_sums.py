@@ -9,9 +9,10 @@ import pytest
 from jax import lax
 
 from jaxmem.ir import jaxprs
+from jaxmem.ir.placements import REPLICATE, SUM, Partial, Shard
+from jaxmem.ir.placements.bodies import NotInParts
 from jaxmem.scheduling.tiling.loops import treatment
-from jaxmem.scheduling.tiling.part_values import PartValues
-from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts
+from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
@@ -127,8 +128,8 @@ def equation(name: str):
 
 
 def treatment_of(eqn, terms):
-    states = [SUM] * len(terms) + [None] * (len(eqn.invars) - len(terms))
-    return treatment(eqn, states, [None] * len(eqn.outvars), Parts(PARTS)), states
+    states = [SUM] * len(terms) + [REPLICATE] * (len(eqn.invars) - len(terms))
+    return treatment(eqn, states, [REPLICATE] * len(eqn.outvars), Parts(PARTS)), states
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -136,14 +137,13 @@ def test_what_is_linear_is_done_on_each_term(name):
     eqn, args, terms = equation(name)
     found, states = treatment_of(eqn, terms)
     assert found is not None and set(found.outs) == {SUM}
-    state = {v: s for v, s in zip(eqn.invars, states, strict=True) if s}
+    assert states[: len(terms)] == [SUM] * len(terms)
+    given = dict(zip(eqn.invars, args, strict=True))
     total = 0
     for part, own in enumerate(zip(*terms, strict=True)):
-        values = PartValues(PARTS, jnp.int32(part), state, set())
-        given = [*own, *args[len(own) :]]
-        values.env.update(zip(eqn.invars, given, strict=True))
-        values.apply(eqn, found)
-        total += values.env[eqn.outvars[0]]
+        env = {(v, SUM): x for v, x in zip(eqn.invars, own, strict=False)}
+        values = of_block(PARTS, jnp.int32(part), given.__getitem__, env=env)
+        total += values.outputs(eqn, found)[0]
     (want,) = jaxprs.rebind(eqn, args, jaxprs.bodies(eqn))
     np.testing.assert_array_equal(total, want)  # all are small whole numbers
 
@@ -158,7 +158,7 @@ def test_what_is_not_linear_needs_the_sum(name):
 def test_what_is_combined_otherwise_needs_all():
     eqn, _, _ = equation("neg")
     with pytest.raises(NotInParts, match="what all examples give"):
-        treatment(eqn, ["max"], [None], Parts(PARTS))
+        treatment(eqn, [Partial("max")], [REPLICATE], Parts(PARTS))
 
 
 def test_what_is_whole_stays_whole_where_it_is_not_cut():
@@ -167,27 +167,30 @@ def test_what_is_whole_stays_whole_where_it_is_not_cut():
     ordered = jax.make_jaxpr(lambda x: lax.sort(x, dimension=0))(W)
     for closed, why in ((summed, "sums over devices"), (ordered, "the whole axis")):
         (eqn,) = closed.eqns
-        assert treatment(eqn, [None], [0], Parts(2)) is None
+        assert treatment(eqn, [REPLICATE], [Shard(0)], Parts(2)) is None
         with pytest.raises(NotInParts, match=why):
-            treatment(eqn, [0], [None], Parts(2))
+            treatment(eqn, [Shard(0)], [REPLICATE], Parts(2))
 
 
 def test_a_barrier_has_what_was_cut_or_is_asked_cut():
     barrier = lambda *xs: lax.optimization_barrier(xs)
     (eqn,) = jax.make_jaxpr(barrier)(W, V, W + V).eqns
-    found = treatment(eqn, [0, None, None], [None, 1, None], Parts(2))
-    assert found is not None and found.ins == found.outs == (0, 1, None)
-    found = treatment(eqn, [SUM, None, SUM], [None] * 3, Parts(2))
-    assert found is not None and found.ins == found.outs == (SUM, None, SUM)
+    whole, kept = REPLICATE, (Shard(0), Shard(1), REPLICATE)
+    found = treatment(eqn, [kept[0], whole, whole], [whole, kept[1], whole], Parts(2))
+    assert found is not None and found.ins == found.outs == kept
+    found = treatment(eqn, [SUM, whole, SUM], [whole] * 3, Parts(2))
+    assert found is not None and found.ins == found.outs == (SUM, whole, SUM)
 
 
 def test_what_is_cut_is_cut_as_it_comes_and_else_as_it_is_asked():
     eqn, _, _ = equation("neg")
     (neg,) = jaxprs.split(jaxprs.bodies(eqn)[0])[0].eqns
-    for state, asked, axis in ((0, 1, 0), (None, 1, 1), (1, None, 1)):
-        found = treatment(neg, [state], [asked], Parts(2))
-        assert found is not None and found.ins == found.outs == (axis,)
-    assert treatment(neg, [None], [None], Parts(2)) is None
+    whole, one, other = REPLICATE, Shard(0), Shard(1)
+    cases = (one, other, one), (whole, other, other), (other, whole, other)
+    for given, asked, placed in cases:
+        found = treatment(neg, [given], [asked], Parts(2))
+        assert found is not None and found.ins == found.outs == (placed,)
+    assert treatment(neg, [whole], [whole], Parts(2)) is None
     (summed,) = jax.make_jaxpr(LINEAR["sum"][0])(W).eqns
-    found = treatment(summed, [0], [None], Parts(2))
-    assert found is not None and (found.ins, found.outs) == ((0,), (SUM,))
+    found = treatment(summed, [one], [whole], Parts(2))
+    assert found is not None and (found.ins, found.outs) == ((one,), (SUM,))

@@ -1,14 +1,13 @@
 """Seconds of tiles, by a roofline: where they are free, and what they cost beyond."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxmem.chips import CHIPS
-from jaxmem.ir.axis_labels import CutAxes
+from jaxmem.ir.placements import SUM, Placements, Shard, at
 from jaxmem.scheduling.tiling.price import seconds
+from jaxmem.scheduling.tiling.regions import Region
 
 SDS = jax.ShapeDtypeStruct
 WIDTH, VOCABULARY, ROWS = 4096, 131_072, 2**17
@@ -25,7 +24,8 @@ def product(contract, left, right, dtype=jnp.bfloat16, wide=None):
 
 
 def cost(eqns, ins, outs, n, target="h100"):
-    region = SimpleNamespace(n=n, eqns={0}, cut={0: CutAxes(ins, outs)})
+    placed = Placements(tuple(map(at, ins)), tuple(map(at, outs)))
+    region = Region(n=n, placed={0: placed})
     return seconds(eqns, region, target)
 
 
@@ -78,12 +78,13 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     eqns = jax.make_jaxpr(fn)(SDS((2**12, 2**16), jnp.float32)).eqns
     names = [e.primitive.name for e in eqns]
     assert names == ["exp", "reduce_sum"]
-    both = {0: CutAxes((0,), (0,)), 1: CutAxes((0,), (None,), "add")}
-    region = SimpleNamespace(n=4, eqns={0, 1}, cut=both)
+    first = (Shard(0),)
+    both = {0: Placements(first, first), 1: Placements(first, (SUM,))}
+    region = Region(n=4, placed=both)
     # of each tile the sum is read and written, where the whole writes it once
     sums = (4 * 2 - 1) * 4 * 2**16 / CHIPS["h100"].machine.bandwidth
     assert seconds(eqns, region, "h100") == pytest.approx(sums)
-    fused = SimpleNamespace(n=4, eqns={0}, cut=both)
+    fused = Region(n=4, placed={0: both[0]})
     launch = CHIPS["h100"].machine.launch
     assert seconds(eqns, fused, "h100") == pytest.approx(4 * launch)
 

@@ -9,38 +9,20 @@ an axis that a reshape splits or merges can still be cut if both shapes have tha
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import label_products as products
-from jaxmem.ir import label_rules as rules
 from jaxmem.ir import primitives
-from jaxmem.ir.label_rules import Labels, Rule
-from jaxmem.ir.primitives import (
-    Kind,
-)
-
-Axis = int | None  # None: the array is not cut
-
-
-class CutAxes(NamedTuple):
-    """Along which axes an equation's operands and outputs are cut.
-
-    Attributes:
-      ins: one axis an operand, None for one that is whole.
-      outs: the same for the outputs.
-      combine: the binary operation of `lax` that combines what the parts give, where no
-        output is cut; else empty.
-    """
-
-    ins: tuple[Axis, ...]
-    outs: tuple[Axis, ...]
-    combine: str = ""
-
+from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard, at
+from jaxmem.ir.placements import label_products as products
+from jaxmem.ir.placements import labels as rules
+from jaxmem.ir.placements.labels import Labels, Rule
+from jaxmem.ir.primitives import Kind
 
 UNKNOWN = "it is not known to work part by part"
 TWO = "two axes meet in it"
 WHOLE = "it needs the whole axis"
+MERGED = "the axis is split or merged"
 SOME = "some of its operands are not cut"
 DIVIDES = "does not divide its axis"
 
@@ -57,46 +39,70 @@ def labels(eqn, n: int) -> Labels | str:
     return rule(eqn, n)
 
 
-def cut(
+def place(
     eqn,
-    ins: Sequence[Axis],
-    outs: Sequence[Axis],
+    ins: Sequence[Placement],
+    outs: Sequence[Placement],
     n: int,
     table: Labels | str | None = None,
-) -> CutAxes | str:
-    """All axes along which an equation is cut in `n` parts, from those that are known.
+    single: bool = False,
+) -> Placements | str:
+    """How an equation works on one of `n` parts, from what is known of its arrays.
 
     Args:
       eqn: an equation.
-      ins: along which axis each operand is known to be cut; None where that is open.
+      ins: which operands are known to be cut; `REPLICATE` where that is open.
       outs: the same for the outputs.
       n: how many parts there are; an axis that it does not divide is not cut.
       table: what `labels(eqn, n)` gives, where it is known already.
+      single: whether each part is one element of the axis (a layer, a word), so that
+        no array has the axis merged with another.
     """
     table = labels(eqn, n) if table is None else table
     if isinstance(table, str):
         return table
     names = table.ins + table.outs
     known = zip(names, [*ins, *outs], strict=True)
-    chosen = {of_axis[axis] for of_axis, axis in known if axis is not None}
+    chosen = {of_axis[p.axis] for of_axis, p in known if isinstance(p, Shard)}
     if None in chosen:
         return WHOLE
-    places: list[Axis] = []
-    divided = True
+    places: list[Placement] = []
+    divided, merged = True, False
     for v, of_axis in zip([*eqn.invars, *eqn.outvars], names, strict=True):
         found = [d for d, label in enumerate(of_axis) if label in chosen]
         if len(found) > 1:
             return TWO
-        places += found or [None]
-        divided &= not found or v.aval.shape[found[0]] % n == 0
+        places.append(at(found[0]) if found else REPLICATE)
+        if found:
+            size = v.aval.shape[found[0]]
+            divided &= size % n == 0
+            merged |= single and size not in (0, n)
     if not divided:
         return f"{n} {DIVIDES}"
     of_ins, of_outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
-    if None not in of_outs:
-        return CutAxes(of_ins, of_outs)
-    if any(axis is not None for axis in of_outs):
-        return SOME
-    return CutAxes(of_ins, of_outs, table.combine) if table.combine else WHOLE
+    if REPLICATE in of_outs:
+        if any(p is not REPLICATE for p in of_outs):
+            return SOME
+        if not table.combine:
+            return WHOLE
+        of_outs = (Partial(table.combine),) * len(of_outs)
+    return MERGED if merged else Placements(of_ins, of_outs)
+
+
+def same_axis(eqn, k: int, axis: int, n: int) -> tuple[int | None, ...] | None:
+    """Which axis of each operand, and of each output behind them, is one and the same.
+
+    Args:
+      eqn: an equation.
+      k: the number of one of these arrays.
+      axis: one of its axes; None is returned where it cannot be cut.
+      n: into how many parts.
+    """
+    table = labels(eqn, n)
+    if isinstance(table, str):
+        return None
+    label = (table.ins + table.outs)[k][axis]
+    return None if label is None else table.axes(label)
 
 
 def _sharding(eqn) -> Any:
@@ -167,20 +173,18 @@ _SIZES = {
 }
 
 
-def resized(
-    eqn, ins: Sequence[Axis], outs: Sequence[Axis], new: Callable[[int], int]
-) -> dict[str, Any]:
+def resized(eqn, placed: Placements, new: Callable[[int], int]) -> dict[str, Any]:
     """The parameters of an equation for a part of its arrays.
 
     An `iota` that is cut along the axis that it counts begins at 0 in every part.
 
     Args:
       eqn: an equation with `labels`.
-      ins: along which axis each operand is cut; None for one that is whole.
-      outs: the same for the outputs.
+      placed: which of its arrays are cut.
       new: of the length of an axis that is cut, the length of its part.
     """
     params, name = dict(eqn.params), eqn.primitive.name
+    ins, outs = placed.in_axes, placed.out_axes
     if "sharding" in params and name != "sharding_constraint":
         params["sharding"] = None  # that of no mesh, and of the whole array's rank
     at = lambda sizes, axis: (*sizes[:axis], new(sizes[axis]), *sizes[axis + 1 :])

@@ -16,10 +16,13 @@ from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.layer_axis import narrow, operand_axes
+from jaxmem.ir.placements import Placements, Shard
+from jaxmem.ir.placements.layers import of_slice
+from jaxmem.ir.placements.lower import on_part, one
 from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, split, xs_of
 from jaxmem.scheduling._pass import Level, Pass
 
+_FIRST = Placements((Shard(0),), (Shard(0),))
 Recipe = tuple[Any, ...]  # the equations from an input of the jaxpr to an array
 
 
@@ -75,7 +78,7 @@ def _recipe(graph: JaxprGraph, v) -> Recipe:
     eqns: list[Any] = []
     while v in graph.maker:
         eqn = graph.eqns[graph.maker[v]]
-        if not primitives.of(eqn).moves or operand_axes(eqn, 0) != (0,):
+        if not primitives.of(eqn).moves or of_slice(eqn, 0) != _FIRST:
             return ()
         eqns.insert(0, eqn)
         v = eqn.invars[0]
@@ -103,7 +106,7 @@ def _follow(recipe: Recipe, x):
     # the equations' parameters hold for an axis of size one, not for none
     x = jnp.expand_dims(x, 0)
     for eqn in recipe:
-        (x,) = _compat.bind(eqn, [x], narrow(eqn, (0,)))
+        (x,) = on_part(eqn, [x], _FIRST, one)
     return jnp.squeeze(x, 0)
 
 

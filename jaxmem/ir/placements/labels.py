@@ -32,6 +32,11 @@ class Labels(NamedTuple):
     outs: tuple[tuple[Label, ...], ...]
     combine: str = ""
 
+    def axes(self, label: Label) -> tuple[int | None, ...]:
+        """Of each operand, and each output behind them, the axis with a label."""
+        sides = self.ins + self.outs
+        return tuple(of.index(label) if label in of else None for of in sides)
+
 
 Rule = Callable[[Any, int], Labels | str]
 

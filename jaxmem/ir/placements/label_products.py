@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from jaxmem.ir import primitives
-from jaxmem.ir.label_rules import Label, Labels, axes_of, no_labels
+from jaxmem.ir.placements.labels import Label, Labels, axes_of, no_labels
 
 
 def dot_general(eqn, n: int) -> Labels:
