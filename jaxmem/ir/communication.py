@@ -16,9 +16,10 @@ from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.propagation import given_inside, spreads_in
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shards import Names, Spreads
+from jaxmem.ir.types import Body, JaxprEqn
 
 
-def sent(eqn, spreads: Spreads) -> float:
+def sent(eqn: JaxprEqn, spreads: Spreads) -> float:
     """Bytes that a device sends to compute an equation, loops in full.
 
     Of a ring of n devices it sends (n-1)/n of the whole of what is summed, twice that
@@ -32,7 +33,7 @@ def sent(eqn, spreads: Spreads) -> float:
     return spreads.sent[id(eqn)][1]
 
 
-def _sent(eqn, spreads: Spreads) -> float:
+def _sent(eqn: JaxprEqn, spreads: Spreads) -> float:
     inside = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
     if known := [_sent_in(*one) for one in inside if one[1] is not None]:
         # of branches one is taken, and nobody knows which
@@ -54,7 +55,7 @@ def _sent(eqn, spreads: Spreads) -> float:
     return cut + sum(_of_sum(eqn, names, spreads) for names in summed)
 
 
-def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
+def gathered(eqn: JaxprEqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
     """(operand, bytes) that a device sends so that all have an operand of a product.
 
     So it is with weights that are spread over the axes of the mesh that the examples
@@ -72,7 +73,7 @@ def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
             yield v, (n - 1) * spreads.bytes_of(v)
 
 
-def _is_used(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
+def _is_used(eqn: JaxprEqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
     """Whether a device needs its own part of an operand alone."""
     same = same_axis(eqn, k, axis, spreads.size(names))
     if same is None:
@@ -88,12 +89,12 @@ def _having(atoms: Sequence[Any], same: Sequence[Axis]) -> Iterator[tuple[Any, i
     return ((v, axis) for v, axis in pairs if axis is not None)
 
 
-def _sent_in(closed, given) -> float:
+def _sent_in(closed: Body, given) -> float:
     inside = spreads_in(closed, given)
     return sum(sent(e, inside) for e in jaxprs.split(closed)[0].eqns)
 
 
-def _spread_axes(eqn, spreads: Spreads) -> Iterator[tuple[int, int, Names]]:
+def _spread_axes(eqn: JaxprEqn, spreads: Spreads) -> Iterator[tuple[int, int, Names]]:
     """(operand, axis, over which axes of the mesh) of what is spread."""
     for k, v in enumerate(eqn.invars):
         for axis, names in enumerate(spreads.of.get(v, ()) if is_var(v) else ()):
@@ -101,7 +102,9 @@ def _spread_axes(eqn, spreads: Spreads) -> Iterator[tuple[int, int, Names]]:
                 yield k, axis, names
 
 
-def _is_summed(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> bool:
+def _is_summed(
+    eqn: JaxprEqn, same: Sequence[Axis], names: Names, spreads: Spreads
+) -> bool:
     """Whether each device sums a part of an axis, of all operands that have it."""
     count = len(eqn.invars)
     having = _having(eqn.invars, same[:count])
@@ -109,7 +112,9 @@ def _is_summed(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> boo
     return not is_kept and all(spreads.names(v, a) == names for v, a in having)
 
 
-def _is_gathered(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> bool:
+def _is_gathered(
+    eqn: JaxprEqn, same: Sequence[Axis], names: Names, spreads: Spreads
+) -> bool:
     """Whether a result is whole along an axis that an operand is spread along."""
     if primitives.is_product(eqn):
         return False
@@ -120,12 +125,12 @@ def _is_gathered(eqn, same: Sequence[Axis], names: Names, spreads: Spreads) -> b
     )
 
 
-def _of_gather(eqn, names: Names, spreads: Spreads) -> float:
+def _of_gather(eqn: JaxprEqn, names: Names, spreads: Spreads) -> float:
     n = spreads.size(names)
     return (n - 1) / n * sum(map(spreads.bytes_of, eqn.outvars))
 
 
-def _of_constraint(eqn, spreads: Spreads) -> float:
+def _of_constraint(eqn: JaxprEqn, spreads: Spreads) -> float:
     """To cut what a device has takes nothing."""
     (v,), (out,) = eqn.invars, eqn.outvars
     total = 0.0
@@ -137,7 +142,7 @@ def _of_constraint(eqn, spreads: Spreads) -> float:
     return total
 
 
-def _of_sum(eqn, names: Names, spreads: Spreads) -> float:
+def _of_sum(eqn: JaxprEqn, names: Names, spreads: Spreads) -> float:
     """Bytes that a device sends to sum results over these axes of the mesh."""
     n = spreads.size(names)
     total = 0.0

@@ -18,6 +18,7 @@ from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LARGE, size_of
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import Spread, of_shardings, whole
+from jaxmem.ir.types import Body, JaxprEqn
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class LostAxis:
         )
 
 
-def lost_axes(closed, shardings: Sequence[Any]) -> Iterator[LostAxis]:
+def lost_axes(closed: Body, shardings: Sequence[Any]) -> Iterator[LostAxis]:
     """What layers hand on, or else products, of a step under these shardings."""
     flat = flatten(closed)
     given = of_shardings(flat, shardings) if any(shardings) else None
@@ -80,7 +81,7 @@ def lost_axes(closed, shardings: Sequence[Any]) -> Iterator[LostAxis]:
             return
 
 
-def _carries(eqn) -> list[Any]:
+def _carries(eqn: JaxprEqn) -> list[Any]:
     count = _compat.scan_counts(eqn)[1]
     return [v for v in eqn.outvars[:count] if is_var(v) and v.aval.ndim > 1]
 

@@ -25,6 +25,7 @@ from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
+from jaxmem.ir.types import Body, Jaxpr, JaxprEqn, Var
 
 # jaxpr -> how its inputs are spread -> what was found
 _FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Spreads]] = weakref.WeakKeyDictionary()
@@ -33,7 +34,7 @@ _FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Spreads]] = weakref.WeakKeyDict
 _SMALL = 2**16  # elements below which it is no matter how numbers are spread
 
 
-def spreads_in(closed, given: InputSpreads | None) -> Spreads:
+def spreads_in(closed: Body, given: InputSpreads | None) -> Spreads:
     """How the arrays of a list of equations are spread, by how its inputs are."""
     jaxpr = jaxprs.split(closed)[0]
     if given is None or not _is_known(jaxpr):
@@ -44,27 +45,27 @@ def spreads_in(closed, given: InputSpreads | None) -> Spreads:
     return known[given]
 
 
-def given_inside(eqn, body, spreads: Spreads) -> InputSpreads | None:
+def given_inside(eqn: JaxprEqn, body: Body, spreads: Spreads) -> InputSpreads | None:
     """How the inputs of a body are spread, as far as that is known."""
     if primitives.is_scan(eqn) or primitives.is_branch(eqn):
         return spreads.body(eqn)
     return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 
 
-def _is_known(jaxpr) -> bool:
+def _is_known(jaxpr: Jaxpr) -> bool:
     """Whether the equations can be lowered as they are: all sizes are numbers."""
     sizes = (d for v in jaxpr.invars for d in v.aval.shape)
     return _compat.uses_shardy() and all(isinstance(d, int) for d in sizes)
 
 
-def _propagated(closed, given: InputSpreads) -> Spreads:
+def _propagated(closed: Body, given: InputSpreads) -> Spreads:
     jaxpr = jaxprs.split(closed)[0]
     made = [v for v in _outputs(jaxpr) if hasattr(v.aval, "shape")]
 
-    def run(*args):
+    def run(*args: Any) -> Any:
         env: dict[Any, Any] = {}
 
-        def rule(eqn, args: list) -> list[Any]:
+        def rule(eqn: JaxprEqn, args: list) -> list[Any]:
             outs = _told(eqn, args)
             outs = _compat.bind(eqn, args) if outs is None else outs
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -84,11 +85,11 @@ def _propagated(closed, given: InputSpreads) -> Spreads:
     return found
 
 
-def _outputs(jaxpr) -> Iterator[Any]:
+def _outputs(jaxpr: Jaxpr) -> Iterator[Any]:
     return (v for eqn in jaxpr.eqns for v in eqn.outvars)
 
 
-def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
+def _placed(aval: Any, mesh: Any, spread: Spread) -> jax.ShapeDtypeStruct:
     spec = PartitionSpec(*(names or None for names in spread))
     how = {"weak_type": getattr(aval, "weak_type", False)}
     where = jax.NamedSharding(mesh, spec)
@@ -100,7 +101,7 @@ def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
 _TOLD = (Kind.KERNEL, Kind.SHARD_MAP, Kind.TRANSFER)
 
 
-def _is_told(eqn) -> bool:
+def _is_told(eqn: JaxprEqn) -> bool:
     known = primitives.of(eqn)
     return (
         known.kind in _TOLD
@@ -110,7 +111,7 @@ def _is_told(eqn) -> bool:
     )
 
 
-def _told(eqn, args: list) -> list[Any] | None:
+def _told(eqn: JaxprEqn, args: list) -> list[Any] | None:
     """Instead of what Shardy cannot follow, or needs a chip: what it says of shards."""
     if primitives.is_transfer(eqn):
         return args
@@ -130,23 +131,23 @@ def _told(eqn, args: list) -> list[Any] | None:
     return jaxprs.rebind(eqn, args, [_retold(body) for body in closed])
 
 
-def _retold(body):
+def _retold(body: Body) -> Any:
     # in the device's memory all of it: what is sent to another one is not, here
     avals = [_plain(v.aval) for v in jaxprs.split(body)[0].invars]
     run = lambda *args: jaxprs.evaluate(body, args, _told)
     return jax.make_jaxpr(run)(*avals)
 
 
-def _plain(aval) -> jax.ShapeDtypeStruct:
+def _plain(aval: Any) -> jax.ShapeDtypeStruct:
     weak = getattr(aval, "weak_type", False)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
-def _zeros(eqn) -> list[Any]:
+def _zeros(eqn: JaxprEqn) -> list[Any]:
     return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
 
 
-def _tell_numbers(closed, found: Spreads) -> None:
+def _tell_numbers(closed: Body, found: Spreads) -> None:
     """What is made of numbers alone is spread as what it is read for."""
     eqns, numbers = jaxprs.split(closed)[0].eqns, set()
     for eqn in eqns:
@@ -158,7 +159,7 @@ def _tell_numbers(closed, found: Spreads) -> None:
                 found.of[v] = spread
 
 
-def _as_read(eqn, v, found: Spreads) -> Spread:
+def _as_read(eqn: JaxprEqn, v: Var, found: Spreads) -> Spread:
     """How an operand is spread, by what is known of an equation's other arrays."""
     if primitives.is_scan(eqn):
         return _as_read_in_scan(eqn, v, found)
@@ -173,7 +174,7 @@ def _as_read(eqn, v, found: Spreads) -> Spread:
     return tuple(spread)
 
 
-def _as_read_in_scan(eqn, v, found: Spreads) -> Spread:
+def _as_read_in_scan(eqn: JaxprEqn, v: Var, found: Spreads) -> Spread:
     """The same of what a scan carries, or reads in each iteration."""
     consts, carry, _ = split(eqn, eqn.invars)
     k = next(k for k, atom in enumerate(eqn.invars) if atom is v)
@@ -187,7 +188,7 @@ def _as_read_in_scan(eqn, v, found: Spreads) -> Spread:
     return _first_read(jaxprs.split(body)[0], k, inside)
 
 
-def _as_read_in_call(eqn, v, found: Spreads, body) -> Spread:
+def _as_read_in_call(eqn: JaxprEqn, v: Var, found: Spreads, body: Body) -> Spread:
     jaxpr = jaxprs.split(body)[0]
     pairs = zip(
         (*eqn.invars, *eqn.outvars), (*jaxpr.invars, *jaxpr.outvars), strict=True
@@ -197,14 +198,14 @@ def _as_read_in_call(eqn, v, found: Spreads, body) -> Spread:
     return _first_read(jaxpr, k, Spreads(found.mesh, known))
 
 
-def _first_read(jaxpr, k: int, inside: Spreads) -> Spread:
+def _first_read(jaxpr: Jaxpr, k: int, inside: Spreads) -> Spread:
     """As the first equation of a body that tells reads its input number `k`."""
     v = jaxpr.invars[k]
     reads = (e for e in jaxpr.eqns if any(v is w for w in e.invars))
     return next(filter(any, (_as_read(e, v, inside) for e in reads)), ())
 
 
-def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
+def _same_axis(eqn: JaxprEqn, v: Var, other: Var, axis: int, n: int) -> int | None:
     """Which axis of `v` is that axis of another array, in an equation."""
     atoms = [*eqn.invars, *eqn.outvars]
     first = lambda atom: next(k for k, a in enumerate(atoms) if a is atom)

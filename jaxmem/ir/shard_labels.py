@@ -29,14 +29,15 @@ from jaxmem.ir.shards import (
     of_spec,
     whole,
 )
+from jaxmem.ir.types import Atom, Body, Jaxpr, JaxprEqn, Var
 
 
-def labelled_spreads(closed, given: InputSpreads | None) -> Spreads:
+def labelled_spreads(closed: Body, given: InputSpreads | None) -> Spreads:
     """How the arrays of a list of equations are spread, from its inputs on."""
     return Spreads() if given is None else _Flow(closed, given).run()
 
 
-def inner_spreads(eqn, body, spreads: Spreads) -> Spreads:
+def inner_spreads(eqn: JaxprEqn, body: Body, spreads: Spreads) -> Spreads:
     """How the arrays of a body of an equation are spread, of one device in a map."""
     if primitives.is_scan(eqn):
         return labelled_spreads(body, spreads.body(eqn))
@@ -50,7 +51,7 @@ def inner_spreads(eqn, body, spreads: Spreads) -> Spreads:
 class _Flow:
     """From arrays that are known to be spread to those around them."""
 
-    def __init__(self, closed, given: InputSpreads):
+    def __init__(self, closed: Body, given: InputSpreads) -> None:
         self.found = Spreads(given.mesh)
         self.eqns: Sequence[Any] = jaxprs.split(closed)[0].eqns
         self.around: dict[Any, list[int]] = {}
@@ -77,7 +78,7 @@ class _Flow:
                 self.follow(i, thing)
         return self.found
 
-    def merge(self, atom, spread: Spread, asked: bool = False) -> None:
+    def merge(self, atom: Atom, spread: Spread, asked: bool = False) -> None:
         """An array is spread, unless something else is known of it."""
         if not is_var(atom):
             return
@@ -92,11 +93,11 @@ class _Flow:
             self.found.of[atom] = tuple(new)
             self.work.push((not asked, *_rank(atom)), atom)
 
-    def give(self, atom, axis: int, names: Names) -> None:
+    def give(self, atom: Atom, axis: int, names: Names) -> None:
         if is_var(atom) and not self.found.names(atom, axis):
             self.merge(atom, (*[()] * axis, names))
 
-    def follow(self, i: int, v) -> None:
+    def follow(self, i: int, v: Var) -> None:
         """What an equation makes of what is known of one of its arrays."""
         eqn = self.eqns[i]
         if primitives.is_constraint(eqn):
@@ -108,13 +109,13 @@ class _Flow:
         else:
             self.tell(eqn, v)
 
-    def constrain(self, eqn) -> None:
+    def constrain(self, eqn: JaxprEqn) -> None:
         (x,), (y,) = eqn.invars, eqn.outvars
         self.merge(x, self.found.of.get(y, ()))
         for axis in eqn.params["unconstrained_dims"]:
             self.give(y, axis, self.found.names(x, axis))
 
-    def tell(self, eqn, source) -> None:
+    def tell(self, eqn: JaxprEqn, source) -> None:
         """To each axis that shares a label with one of `source`: it is spread alike."""
         atoms = [*eqn.invars, *eqn.outvars]
         k = next(k for k, atom in enumerate(atoms) if atom is source)
@@ -124,7 +125,7 @@ class _Flow:
                 if place is not None:
                     self.give(atom, place, names)
 
-    def look_into(self, eqn) -> None:
+    def look_into(self, eqn: JaxprEqn) -> None:
         """Into a body and out of it."""
         is_scan = primitives.is_scan(eqn)
         body = eqn.params["jaxpr"] if is_scan else jaxprs.called(eqn)
@@ -144,7 +145,7 @@ class _Flow:
             if is_var(w):
                 self.merge(v, _outer(inside.of.get(w, ()), v, w))
 
-    def carry(self, eqn, inside: Spreads, jaxpr) -> None:
+    def carry(self, eqn: JaxprEqn, inside: Spreads, jaxpr: Jaxpr) -> None:
         """What is carried is spread alike in each iteration."""
         consts, carries = _compat.scan_counts(eqn)
         for k in range(carries):
@@ -158,18 +159,18 @@ class _Flow:
         self.found.bodies[id(eqn)] = found
 
 
-def _rank(v) -> tuple[bool, int]:
+def _rank(v: Var) -> tuple[bool, int]:
     is_index = jnp.issubdtype(v.aval.dtype, jnp.integer)
     return not is_index, -elements(v.aval.shape)
 
 
-def _inner(spread: Spread, v, w) -> Spread:
+def _inner(spread: Spread, v: Var, w: Var) -> Spread:
     """Of an operand inside of a body; of a stack, that of its rows."""
     if not spread:
         return whole(w)
     return spread[v.aval.ndim - w.aval.ndim :]
 
 
-def _outer(spread: Spread, v, w) -> Spread:
+def _outer(spread: Spread, v: Var, w: Var) -> Spread:
     """Of an operand or output, from what is known inside."""
     return ((),) * (v.aval.ndim - w.aval.ndim) + spread if spread else ()

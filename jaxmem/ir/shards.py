@@ -20,6 +20,7 @@ from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.placements.labels import Labels, constraint
 from jaxmem.ir.scans import kept_size, size_of, split
+from jaxmem.ir.types import Atom, Body, JaxprEqn, Var
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
 Spread = tuple[Names, ...]  # of the axes of an array
@@ -38,7 +39,7 @@ class InputSpreads:
     of: tuple[Spread, ...]
 
 
-def of_shardings(closed, shardings: Sequence[Any]) -> InputSpreads | None:
+def of_shardings(closed: Body, shardings: Sequence[Any]) -> InputSpreads | None:
     """How a jaxpr's inputs are spread under these shardings; None if nothing is known.
 
     Args:
@@ -56,20 +57,20 @@ def of_shardings(closed, shardings: Sequence[Any]) -> InputSpreads | None:
     return InputSpreads(meshes[0], tuple(spreads))
 
 
-def named_sharding(sharding) -> jax.NamedSharding | None:
+def named_sharding(sharding: Any) -> jax.NamedSharding | None:
     """One that XLA is told; those of explicit axes are in the types of arrays."""
     is_named = isinstance(sharding, jax.NamedSharding) and not is_explicit(sharding)
     return sharding if is_named else None
 
 
-def asked_by(eqn) -> jax.NamedSharding | None:
+def asked_by(eqn: JaxprEqn) -> jax.NamedSharding | None:
     """What a constraint asks for."""
     if not primitives.is_constraint(eqn):
         return None
     return named_sharding(eqn.params["sharding"])
 
 
-def is_typed(atom, axis: int) -> bool:
+def is_typed(atom: Atom, axis: int) -> bool:
     """Whether an axis is spread in the type of its array: on a mesh of explicit axes.
 
     JAX then wants to be told how each slice of it is spread.
@@ -78,10 +79,10 @@ def is_typed(atom, axis: int) -> bool:
     return sharding is not None and sharding.spec[axis] is not None
 
 
-def of_spec(sharding, v) -> Spread:
+def of_spec(sharding: Any, v: Var) -> Spread:
     """Of an array under a sharding."""
 
-    def names(entry) -> Names:
+    def names(entry: Any) -> Names:
         if entry is None or entry is PartitionSpec.UNCONSTRAINED:
             return ()
         return entry if isinstance(entry, tuple) else (entry,)
@@ -90,7 +91,7 @@ def of_spec(sharding, v) -> Spread:
     return found + ((),) * (v.aval.ndim - len(found))
 
 
-def whole(v) -> Spread:
+def whole(v: Var) -> Spread:
     """Of an array that each device has all of."""
     return ((),) * getattr(v.aval, "ndim", 0)
 
@@ -114,12 +115,12 @@ class Spreads:
         default_factory=dict, compare=False, repr=False
     )
 
-    def names(self, atom, axis: int) -> Names:
+    def names(self, atom: Atom, axis: int) -> Names:
         """Over which axes of the mesh an axis of an array is spread."""
         known = self.of.get(atom) if is_var(atom) else None
         return known[axis] if known else ()
 
-    def count(self, atom, axis: int) -> int:
+    def count(self, atom: Atom, axis: int) -> int:
         """How many shards an axis has."""
         return self.size(self.names(atom, axis))
 
@@ -127,7 +128,7 @@ class Spreads:
         """How many devices there are along axes of the mesh."""
         return math.prod(self.mesh.shape[name] for name in names) if names else 1
 
-    def shards(self, atom, without: Names = ()) -> int:
+    def shards(self, atom: Atom, without: Names = ()) -> int:
         """How many parts an array is in; each device has one of them.
 
         `without`: axes of the mesh that are not counted.
@@ -135,15 +136,15 @@ class Spreads:
         known = itertools.chain(*self.of.get(atom, ())) if is_var(atom) else ()
         return self.size(tuple(name for name in known if name not in without))
 
-    def bytes_of(self, atom) -> int:
+    def bytes_of(self, atom: Atom) -> int:
         """Bytes of an array in the memory of one device."""
         return size_of(atom) // self.shards(atom)
 
-    def kept_bytes_of(self, atom) -> float:
+    def kept_bytes_of(self, atom: Atom) -> float:
         """The same of an array as it is kept from the forward to the backward pass."""
         return kept_size(atom) / self.shards(atom)
 
-    def workers(self, eqn, without: Collection[str] = ()) -> int:
+    def workers(self, eqn: JaxprEqn, without: Collection[str] = ()) -> int:
         """How many devices share the work of an equation.
 
         `without`: axes of the mesh that are not counted.
@@ -153,7 +154,7 @@ class Spreads:
         names = dict.fromkeys(itertools.chain(*known))
         return self.size(tuple(name for name in names if name not in without))
 
-    def partial_bytes(self, eqn) -> int:
+    def partial_bytes(self, eqn: JaxprEqn) -> int:
         """Bytes of a device's product of shards, before it is summed over devices.
 
         It has all of the result where the axis of the mesh along which operands are
@@ -178,7 +179,7 @@ class Spreads:
         pairs = zip(of, atoms, strict=True)
         return InputSpreads(self.mesh, tuple(s or whole(v) for s, v in pairs))
 
-    def body(self, eqn) -> InputSpreads | None:
+    def body(self, eqn: JaxprEqn) -> InputSpreads | None:
         """How the inputs of a scan's body, or of a branch, are spread."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
@@ -200,7 +201,7 @@ class Spreads:
 WHOLE = Spreads()  # each device has all of each array
 
 
-def held_labels(eqn, shards: int) -> Labels:
+def held_labels(eqn: JaxprEqn, shards: int) -> Labels:
     """Of a constraint on an array of which parts are taken from each of its shards.
 
     A constraint that spreads an axis holds for such a part as it does for the array, if
@@ -218,7 +219,7 @@ def held_labels(eqn, shards: int) -> Labels:
     return Labels((held,), (held,))
 
 
-def constrained(eqn, x, axis: int | None):
+def constrained(eqn: JaxprEqn, x: Any, axis: int | None) -> Any:
     """A constraint on a slice of one shard along an axis: the others are spread."""
     params = dict(eqn.params)
     sharding = params["sharding"]
@@ -230,7 +231,7 @@ def constrained(eqn, x, axis: int | None):
     return y
 
 
-def held(x, mesh, spread: Spread):
+def held(x: Any, mesh: Any, spread: Spread) -> Any:
     """An array, constrained to be spread so."""
     spec = PartitionSpec(*(names or None for names in spread))
     return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))

@@ -35,7 +35,7 @@ def test_what_an_equation_takes_cut_is_wanted_where_it_is_whole():
     assert known.wanted == {b: Shard(0)}
     assert known.all_at([a, b, out]) == [Shard(1), REPLICATE, Partial("add")]
     assert known.asked(eqn) == [REPLICATE]
-    assert known.axis == {a: 1}
+    assert known.axes == {a: 1}
 
 
 def test_an_equation_tells_its_operands_too():

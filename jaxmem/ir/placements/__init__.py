@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmem.ir.types import JaxprEqn
+
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
@@ -56,7 +58,7 @@ class Placements:
     inner: tuple[Any, ...] = ()
 
     @classmethod
-    def of_whole(cls, eqn) -> "Placements":
+    def of_whole(cls, eqn: JaxprEqn) -> "Placements":
         """Of an equation that a part does as the whole does."""
         return cls((REPLICATE,) * len(eqn.invars), (REPLICATE,) * len(eqn.outvars))
 
@@ -68,7 +70,7 @@ class Placements:
     def out_axes(self) -> tuple[Axis, ...]:
         return axes_of(self.outs)
 
-    def operands(self, eqn) -> Iterator[tuple[Any, Axis]]:
+    def operands(self, eqn: JaxprEqn) -> Iterator[tuple[Any, Axis]]:
         """(operand, along which axis it is cut) of the equation."""
         return zip(eqn.invars, self.in_axes, strict=True)
 

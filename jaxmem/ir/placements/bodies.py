@@ -15,6 +15,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shard
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import JaxprEqn, Var
 
 # Of an equation, what a part has of its operands, and how its outputs had best be cut
 # (`REPLICATE` where nobody asks): how it works, or None where it is as the whole is. It
@@ -25,7 +26,7 @@ Rule = Callable[[Any, Sequence[Placement], Sequence[Placement]], Placements | No
 class NotInParts(Exception):
     """Why an operation cannot be done part by part."""
 
-    def __init__(self, eqn, why: str):
+    def __init__(self, eqn: JaxprEqn, why: str) -> None:
         super().__init__()
         self.eqn, self.why, self.line = eqn, why, line_of(eqn)
 
@@ -33,13 +34,13 @@ class NotInParts(Exception):
         return f"{named(self.eqn, self.line)}: {self.why}"
 
 
-def line_of(eqn) -> str:
+def line_of(eqn: JaxprEqn) -> str:
     """Where the user wrote an equation; the line of a library if no other is known."""
     own = _compat.caller_line(eqn, *_compat.INSTALLED)
     return own or _compat.caller_line(eqn)
 
 
-def named(eqn, line: str = "") -> str:
+def named(eqn: JaxprEqn, line: str = "") -> str:
     """An equation by its operation, its source line and its modules."""
     line, scopes = line or line_of(eqn), _compat.name_stack(eqn)
     at, inside = line and f" at {line}", scopes and f" in {scopes}"
@@ -88,7 +89,7 @@ class Body(Propagation):
                 self.place(i, eqn, found)
 
 
-def is_zero(eqn, zeros: set[Any]) -> bool:
+def is_zero(eqn: JaxprEqn, zeros: set[Any]) -> bool:
     """Whether an equation makes zeros, of a literal or of others in `zeros`."""
     if not primitives.of(eqn).rearranges:
         return False
@@ -96,7 +97,7 @@ def is_zero(eqn, zeros: set[Any]) -> bool:
     return v in zeros if is_var(v) else jnp.ndim(v.val) == 0 and not v.val
 
 
-def summed_by(eqns: Sequence[Any], placed: Mapping[int, Placements], v) -> Any:
+def summed_by(eqns: Sequence[Any], placed: Mapping[int, Placements], v: Var) -> Any:
     """The equation in which parts become the terms of a sum.
 
     Args:
@@ -118,14 +119,15 @@ def summed_by(eqns: Sequence[Any], placed: Mapping[int, Placements], v) -> Any:
                 return inner
         pairs = zip(eqn.invars, found.ins, strict=True)
         terms = (w for w, p in pairs if isinstance(p, Partial) and is_var(w))
-        v = next((w for w in terms if w in maker), None)
-        if v is None:
+        made = next((w for w in terms if w in maker), None)
+        if made is None:
             break
+        v = made
     return eqn
 
 
 def body_of(
-    closed, ins: Sequence[Placement], outs: Sequence[Placement], rule: Rule
+    closed: Any, ins: Sequence[Placement], outs: Sequence[Placement], rule: Rule
 ) -> Body:
     """How a body works on a part, given what it is given and what is asked of it."""
     body = Body(closed=closed, rule=rule)
@@ -138,14 +140,14 @@ def body_of(
     return body
 
 
-def _joined(eqn, one: Placement, other: Placement) -> Placement:
+def _joined(eqn: JaxprEqn, one: Placement, other: Placement) -> Placement:
     """What a part has of what is one or the other."""
     if REPLICATE not in (one, other) and one != other:
         raise NotInParts(eqn, "parts of one array are along different axes")
     return other if one == REPLICATE else one
 
 
-def down(eqn, stacks: Sequence[Placement]) -> list[Placement]:
+def down(eqn: JaxprEqn, stacks: Sequence[Placement]) -> list[Placement]:
     """Of slices of stacks, what a part has of the stacks being known."""
     if Shard(0) in stacks:
         raise NotInParts(eqn, "it goes through the examples one after another")
@@ -157,7 +159,7 @@ def _up(slices: Sequence[Placement]) -> list[Placement]:
 
 
 def of_scan(
-    eqn, ins: Sequence[Placement], wanted: Sequence[Placement], rule: Rule
+    eqn: JaxprEqn, ins: Sequence[Placement], wanted: Sequence[Placement], rule: Rule
 ) -> Placements:
     """How a scan works on a part that has all of its iterations."""
     n_consts, n_carry = _compat.scan_counts(eqn)
@@ -181,7 +183,7 @@ def of_scan(
 
 
 def of_branches(
-    eqn, ins: Sequence[Placement], wanted: Sequence[Placement], rule: Rule
+    eqn: JaxprEqn, ins: Sequence[Placement], wanted: Sequence[Placement], rule: Rule
 ) -> Placements:
     """How a `cond` works on a part that has all of its predicate."""
     before, outs = list(ins[1:]), list(wanted)
@@ -200,7 +202,7 @@ def of_branches(
 
 
 def of_call(
-    body, ins: Sequence[Placement], wanted: Sequence[Placement], rule: Rule
+    body: Any, ins: Sequence[Placement], wanted: Sequence[Placement], rule: Rule
 ) -> Placements:
     """How a call works on a part; `body`: what is called."""
     found = body_of(body, ins, wanted, rule)

@@ -1,12 +1,14 @@
 """Labels of axes: of products, decompositions, windows, and rows read by index."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxmem.ir import primitives
 from jaxmem.ir.placements.labels import Label, Labels, axes_of, no_labels
+from jaxmem.ir.types import JaxprEqn
 
 
-def dot_general(eqn, n: int) -> Labels:
+def dot_general(eqn: JaxprEqn, n: int) -> Labels:
     del n
     (contracted, batch) = eqn.params["dimension_numbers"]
     sides = [[(side, d) for d in axes_of(v)] for side, v in enumerate(eqn.invars)]
@@ -25,7 +27,7 @@ def dot_general(eqn, n: int) -> Labels:
 GROUPS = "feature_group_count", "batch_group_count"  # of a convolution
 
 
-def convolution(eqn, n: int) -> Labels:
+def convolution(eqn: JaxprEqn, n: int) -> Labels:
     """Images and features are cut; places of an image overlap and are not."""
     spec = eqn.params["dimension_numbers"]
     image, feature = spec.lhs_spec[:2]
@@ -46,7 +48,7 @@ def convolution(eqn, n: int) -> Labels:
     return Labels((tuple(left), tuple(right)), (tuple(out),), "add")
 
 
-def gather(eqn, n: int) -> Labels:
+def gather(eqn: JaxprEqn, n: int) -> Labels:
     del n
     d = eqn.params["dimension_numbers"]
     batching = d.operand_batching_dims, d.start_indices_batching_dims
@@ -59,7 +61,7 @@ def gather(eqn, n: int) -> Labels:
     return Labels((table, index), (rows,))
 
 
-def scatter(eqn, n: int) -> Labels:
+def scatter(eqn: JaxprEqn, n: int) -> Labels:
     del n
     d, combine = eqn.params["dimension_numbers"], primitives.of(eqn).combine
     batching = d.operand_batching_dims, d.scatter_indices_batching_dims
@@ -77,7 +79,9 @@ def scatter(eqn, n: int) -> Labels:
     return Labels((table, index, rows), (table,), combine)
 
 
-def _indexed(table: Sequence[int], index: Sequence[int], rows: Sequence[int], names):
+def _indexed(
+    table: Sequence[int], index: Sequence[int], rows: Sequence[int], names: Any
+) -> Any:
     """Labels of a table, of indices, and of the rows that are read or written there."""
     inside, gone, start, batching, shared = names
     of_index: list[Label] = [*(("index", k) for k in range(len(index) - 1)), None]
@@ -95,7 +99,7 @@ def _indexed(table: Sequence[int], index: Sequence[int], rows: Sequence[int], na
     return tuple(of_table), tuple(of_index), tuple(of_rows)
 
 
-def windows(eqn, n: int) -> Labels:
+def windows(eqn: JaxprEqn, n: int) -> Labels:
     """Pooling: axes along which a window is one element, in its place."""
     del n
     p = eqn.params
@@ -110,7 +114,7 @@ def windows(eqn, n: int) -> Labels:
     return Labels((free,) * len(eqn.invars), (free,) * len(eqn.outvars))
 
 
-def fourier(eqn, n: int) -> Labels:
+def fourier(eqn: JaxprEqn, n: int) -> Labels:
     """The last axes are transformed."""
     del n
     batch = eqn.invars[0].aval.ndim - len(eqn.params["fft_lengths"])
@@ -118,7 +122,7 @@ def fourier(eqn, n: int) -> Labels:
     return Labels((labels(eqn.invars[0]),), (labels(eqn.outvars[0]),))
 
 
-def matrices(eqn, n: int) -> Labels:
+def matrices(eqn: JaxprEqn, n: int) -> Labels:
     """Decompositions, solves: the last axes are those of the matrices."""
     del n
     batch = eqn.invars[0].aval.ndim - 2

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.scans import split
+from jaxmem.ir.types import Atom, JaxprEqn
 
 Label = Hashable  # None: the axis cannot be cut
 
@@ -41,19 +42,19 @@ class Labels(NamedTuple):
 Rule = Callable[[Any, int], Labels | str]
 
 
-def axes_of(atom) -> tuple[int, ...]:
+def axes_of(atom: Atom) -> tuple[int, ...]:
     return tuple(range(atom.aval.ndim))
 
 
-def no_labels(atom) -> tuple[Label, ...]:
+def no_labels(atom: Atom) -> tuple[Label, ...]:
     return (None,) * atom.aval.ndim
 
 
-def elementwise(eqn, n: int) -> Labels:
+def elementwise(eqn: JaxprEqn, n: int) -> Labels:
     del n
     out = eqn.outvars[0].aval.shape
 
-    def operand(atom) -> tuple[Label, ...]:
+    def operand(atom: Atom) -> tuple[Label, ...]:
         shape = atom.aval.shape  # an axis of size one meets every part
         return tuple(None if s == 1 < out[d] else d for d, s in enumerate(shape))
 
@@ -61,7 +62,7 @@ def elementwise(eqn, n: int) -> Labels:
     return Labels(ins, tuple(map(axes_of, eqn.outvars)))
 
 
-def is_plain_bitcast(eqn) -> bool:
+def is_plain_bitcast(eqn: JaxprEqn) -> bool:
     """Whether an operation reads the bits of each element as another type."""
     return (
         primitives.is_bitcast(eqn)
@@ -69,12 +70,12 @@ def is_plain_bitcast(eqn) -> bool:
     )
 
 
-def bitcast(eqn, n: int) -> Labels | str:
+def bitcast(eqn: JaxprEqn, n: int) -> Labels | str:
     plain = is_plain_bitcast(eqn)
     return elementwise(eqn, n) if plain else "it changes the number of axes"
 
 
-def each_alone(eqn, n: int) -> Labels:
+def each_alone(eqn: JaxprEqn, n: int) -> Labels:
     """Operand i gives output i, and has nothing to do with the others."""
     del n
     pairs = [[(i, d) for d in axes_of(v)] for i, v in enumerate(eqn.invars)]
@@ -82,25 +83,25 @@ def each_alone(eqn, n: int) -> Labels:
     return Labels(each, each)
 
 
-def is_to_memory(eqn) -> bool:
+def is_to_memory(eqn: JaxprEqn) -> bool:
     """Whether it sends arrays to another memory of their device, and nothing else."""
     places = eqn.params.get("devices", ())
     sends = primitives.is_transfer(eqn)
     return sends and all(isinstance(place, jax.memory.Space) for place in places)
 
 
-def device_put(eqn, n: int) -> Labels | str:
+def device_put(eqn: JaxprEqn, n: int) -> Labels | str:
     return each_alone(eqn, n) if is_to_memory(eqn) else "it names a sharding"
 
 
-def psum(eqn, n: int) -> Labels | str:
+def psum(eqn: JaxprEqn, n: int) -> Labels | str:
     named = all(isinstance(a, str) for a in eqn.params["axes"])
     if not named or eqn.params.get("axis_index_groups") is not None:
         return "it sums over more than named axes of the mesh"
     return each_alone(eqn, n)
 
 
-def constraint(eqn, n: int) -> Labels:
+def constraint(eqn: JaxprEqn, n: int) -> Labels:
     """A constraint holds for a part as it is where it leaves the axis whole."""
     del n
     spec = getattr(eqn.params["sharding"], "spec", None)
@@ -115,13 +116,13 @@ def constraint(eqn, n: int) -> Labels:
     return Labels((free,), (free,))
 
 
-def iota(eqn, n: int) -> Labels:
+def iota(eqn: JaxprEqn, n: int) -> Labels:
     """Along the axis that it counts, each part has its own first number."""
     del n
     return Labels((), (axes_of(eqn.outvars[0]),))
 
 
-def broadcast(eqn, n: int) -> Labels | str:
+def broadcast(eqn: JaxprEqn, n: int) -> Labels | str:
     del n
     if len(eqn.invars) > 1:
         return "its shape is not static"
@@ -131,7 +132,7 @@ def broadcast(eqn, n: int) -> Labels | str:
     return Labels((ins,), (axes_of(eqn.outvars[0]),))
 
 
-def reshape(eqn, n: int) -> Labels | str:
+def reshape(eqn: JaxprEqn, n: int) -> Labels | str:
     if len(eqn.invars) > 1:
         return "its shape is not static"
     shape, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
@@ -154,20 +155,20 @@ def _cut_by(shape: tuple[int, ...], n: int) -> list[int]:
     return [d for d, size in enumerate(shape) if size % n == 0]
 
 
-def squeeze(eqn, n: int) -> Labels:
+def squeeze(eqn: JaxprEqn, n: int) -> Labels:
     del n
     gone = eqn.params["dimensions"]
     free = tuple(None if d in gone else d for d in axes_of(eqn.invars[0]))
     return Labels((free,), (tuple(d for d in free if d is not None),))
 
 
-def transpose(eqn, n: int) -> Labels:
+def transpose(eqn: JaxprEqn, n: int) -> Labels:
     del n
     outs = tuple(int(d) for d in eqn.params["permutation"])
     return Labels((axes_of(eqn.invars[0]),), (outs,))
 
 
-def reduction(eqn, n: int) -> Labels:
+def reduction(eqn: JaxprEqn, n: int) -> Labels:
     del n
     combine, over = primitives.of(eqn).combine, eqn.params["axes"]
     every = axes_of(eqn.invars[0])
@@ -178,7 +179,7 @@ def reduction(eqn, n: int) -> Labels:
 def along(parameter: str) -> Rule:
     """Operations along the axes that a parameter names; all others are batch axes."""
 
-    def rule(eqn, n: int) -> Labels:
+    def rule(eqn: JaxprEqn, n: int) -> Labels:
         del n
         over = eqn.params[parameter]
         if not isinstance(over, tuple):  # some are of numpy, some count from the end
@@ -189,7 +190,7 @@ def along(parameter: str) -> Rule:
     return rule
 
 
-def tile(eqn, n: int) -> Labels:
+def tile(eqn: JaxprEqn, n: int) -> Labels:
     """Copies of an array side by side; along the other axes nothing happens."""
     del n
     free = tuple(
@@ -198,7 +199,7 @@ def tile(eqn, n: int) -> Labels:
     return Labels((free,), (free,))
 
 
-def stack(eqn, n: int) -> Labels:
+def stack(eqn: JaxprEqn, n: int) -> Labels:
     """Arrays side by side along a new axis."""
     del n
     axis, each = eqn.params["axis"], axes_of(eqn.invars[0])
@@ -206,7 +207,7 @@ def stack(eqn, n: int) -> Labels:
     return Labels((each,) * len(eqn.invars), (out,))
 
 
-def unstack(eqn, n: int) -> Labels:
+def unstack(eqn: JaxprEqn, n: int) -> Labels:
     del n
     axis, every = eqn.params["axis"], axes_of(eqn.invars[0])
     free = tuple(None if d == axis else d for d in every)
@@ -214,7 +215,7 @@ def unstack(eqn, n: int) -> Labels:
     return Labels((free,), (each,) * len(eqn.outvars))
 
 
-def sliced(eqn, n: int) -> Labels:
+def sliced(eqn: JaxprEqn, n: int) -> Labels:
     """Slices of which some axes are taken whole."""
     del n
     pairs = zip(eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape, strict=True)
@@ -223,7 +224,7 @@ def sliced(eqn, n: int) -> Labels:
     return Labels((free, *map(no_labels, eqn.invars[1:])), (free,))
 
 
-def updated(eqn, n: int) -> Labels:
+def updated(eqn: JaxprEqn, n: int) -> Labels:
     """An array with a slice written into it; where the slice has the whole axis."""
     del n
     array, new, *starts = eqn.invars
@@ -232,14 +233,14 @@ def updated(eqn, n: int) -> Labels:
     return Labels((free, free, *map(no_labels, starts)), (free,))
 
 
-def pad(eqn, n: int) -> Labels:
+def pad(eqn: JaxprEqn, n: int) -> Labels:
     del n
     padded = eqn.params["padding_config"]
     free = tuple(None if any(p) else d for d, p in enumerate(padded))
     return Labels((free, ()), (free,))
 
 
-def loop(eqn, n: int) -> Labels | str:
+def loop(eqn: JaxprEqn, n: int) -> Labels | str:
     """A scan in which no iteration needs another: `lax.map`."""
     del n
     constants, carried, xs = split(eqn, eqn.invars)
@@ -256,13 +257,13 @@ OTHER_GENERATOR = "its generator is not known to make the bits of a part by them
 NOT_PARTITIONABLE = "without `jax_threefry_partitionable` all its bits are made at once"
 
 
-def _are_threefry(eqn) -> bool:
+def _are_threefry(eqn: JaxprEqn) -> bool:
     atoms = [*eqn.invars, *eqn.outvars]
     is_key = lambda v: jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
     return all(_compat.is_threefry(v.aval) for v in atoms if is_key(v))
 
 
-def random_keys(eqn, n: int) -> Labels | str:
+def random_keys(eqn: JaxprEqn, n: int) -> Labels | str:
     """What each key gives, or is made of: its words, new keys, a seed."""
     if not _are_threefry(eqn):
         return OTHER_GENERATOR
@@ -274,12 +275,12 @@ def random_keys(eqn, n: int) -> Labels | str:
     return Labels(each[:1], each[1:])
 
 
-def draws_by_place(eqn) -> bool:
+def draws_by_place(eqn: JaxprEqn) -> bool:
     """Whether the bits of a `random_bits` are those of its key and of their places."""
     return _are_threefry(eqn) and _compat.is_partitionable(eqn)
 
 
-def random_bits(eqn, n: int) -> Labels | str:
+def random_bits(eqn: JaxprEqn, n: int) -> Labels | str:
     """The bits of a part of the keys; and of the places, where each has its own."""
     del n
     if not _are_threefry(eqn):

@@ -18,6 +18,7 @@ from jaxmem.ir.placements.bodies import NotInParts, are_whole, of_branches
 from jaxmem.ir.placements.labels import is_plain_bitcast, is_to_memory
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
+from jaxmem.ir.types import JaxprEqn, Var
 
 # What has labels for the sake of models. Updates of stacks have none of it, and whether
 # a scan with it in its body takes less has not been measured.
@@ -28,7 +29,7 @@ OF_MODELS = frozenset(
 ) | primitives.names(lambda p: p.kind in (Kind.SCATTER, Kind.WINDOW, Kind.SPECIAL))
 
 
-def treatment(eqn, ins: Sequence[Placement]) -> Placements | str:
+def treatment(eqn: JaxprEqn, ins: Sequence[Placement]) -> Placements | str:
     """What `eqn` does to the layer axis, `ins` saying where its operands have it.
 
     It can be done a layer at a time; or it combines the layers, and gives a term of
@@ -52,7 +53,7 @@ def treatment(eqn, ins: Sequence[Placement]) -> Placements | str:
     return found
 
 
-def _cond(eqn, ins: Sequence[Placement]) -> Placements | str:
+def _cond(eqn: JaxprEqn, ins: Sequence[Placement]) -> Placements | str:
     if ins[0] != REPLICATE:
         return "which branch it takes depends on the layer"
     if _compat.has_side_effects(eqn):
@@ -69,7 +70,7 @@ def _cond(eqn, ins: Sequence[Placement]) -> Placements | str:
 
 
 def _in_branch(
-    eqn, ins: Sequence[Placement], wanted: Sequence[Placement]
+    eqn: JaxprEqn, ins: Sequence[Placement], wanted: Sequence[Placement]
 ) -> Placements | None:
     """How an operation of a branch works layer by layer; None if nobody asks."""
     if are_whole([*ins, *wanted]):
@@ -106,7 +107,7 @@ _ALONG = {  # what it does along an axis that cannot be cut
 }
 
 
-def _in_words(eqn, axes: Sequence[int | None], why: str) -> str:
+def _in_words(eqn: JaxprEqn, axes: Sequence[int | None], why: str) -> str:
     """What prevents a cut, said of layers."""
     name = eqn.primitive.name
     if why == rules.WHOLE:
@@ -129,14 +130,14 @@ def _along(name: str) -> str:
     return _ALONG.get(name, "it is along the layers")
 
 
-def _are_free(eqn, axes: Sequence[int | None]) -> bool:
+def _are_free(eqn: JaxprEqn, axes: Sequence[int | None]) -> bool:
     """Whether the axes of a product's operands are of one of them alone."""
     contracted, batch = eqn.params["dimension_numbers"]
     of_both = ((*contracted[side], *batch[side]) for side in (0, 1))
     return all(a not in taken for a, taken in zip(axes, of_both, strict=True))
 
 
-def _is_repeated(eqn) -> bool:
+def _is_repeated(eqn: JaxprEqn) -> bool:
     """Whether it is done for each layer: it costs next to nothing."""
     known = primitives.of(eqn)
     return (
@@ -147,11 +148,11 @@ def _is_repeated(eqn) -> bool:
     )
 
 
-def _is_iota(eqn) -> bool:
+def _is_iota(eqn: JaxprEqn) -> bool:
     return primitives.of(eqn).name == "iota"
 
 
-def of_slice(eqn, out_axis: int) -> Placements | None:
+def of_slice(eqn: JaxprEqn, out_axis: int) -> Placements | None:
     """How the operands must be cut to make a slice of the output."""
     # None for an operation that is not worth repeating.
     if not _is_repeated(eqn) or len(eqn.outvars) != 1:
@@ -165,6 +166,6 @@ def of_slice(eqn, out_axis: int) -> Placements | None:
     return None if isinstance(found, str) else found
 
 
-def made_of(graph: JaxprGraph, v, axis: int) -> Placements | None:
+def made_of(graph: JaxprGraph, v: Var, axis: int) -> Placements | None:
     """How a slice of `v` is made; None if its slices are read instead."""
     return of_slice(graph.eqns[graph.maker[v]], axis) if v in graph.maker else None

@@ -20,6 +20,7 @@ from jaxmem.ir.placements.rules import resized
 from jaxmem.ir.random_parts import bits_of_part
 from jaxmem.ir.scans import is_var, scan_like, split
 from jaxmem.ir.shards import constrained
+from jaxmem.ir.types import JaxprEqn, Var
 
 
 def one(length: int) -> int:
@@ -29,7 +30,7 @@ def one(length: int) -> int:
 
 
 def on_part(
-    eqn,
+    eqn: JaxprEqn,
     args: Sequence[Any],
     placed: Placements,
     length: Callable[[int], int],
@@ -51,7 +52,7 @@ def on_part(
     ins, outs = placed.in_axes, placed.out_axes
     name, whole = eqn.primitive.name, lambda axis: eqn.outvars[0].aval.shape[axis]
 
-    def first(axis, dtype):
+    def first(axis, dtype) -> Any:
         assert start is not None, eqn
         at = start(whole(axis)).astype(dtype)
         return _along(at, axis, eqn.outvars[0].aval.ndim)
@@ -66,14 +67,17 @@ def on_part(
     return new
 
 
-def _along(x, axis: int | None, rank: int):
+def _along(x: Any, axis: int | None, rank: int) -> Any:
     """A number as it is; an array of them along an axis of an array of this rank."""
     others = [d for d in range(rank) if d != axis]
     return lax.expand_dims(x, others) if x.ndim else x
 
 
 def nested(
-    eqn, args: Sequence[Any], placed: Placements, run: Callable[..., list[Any]]
+    eqn: JaxprEqn,
+    args: Sequence[Any],
+    placed: Placements,
+    run: Callable[..., list[Any]],
 ) -> list[Any]:
     """A scan, a `cond` or a call on a part.
 
@@ -89,7 +93,7 @@ def nested(
         inside = [*placed.outs[:n_carry], *down(eqn, placed.outs[n_carry:])]
         consts, init, xs = split(eqn, args)
 
-        def step(carry, x):
+        def step(carry, x: Any) -> Any:
             new = run(placed.inner[0], inside, *consts, *carry, *x)
             return new[:n_carry], new[n_carry:]
 
@@ -133,7 +137,7 @@ class PartValues:
     zeros: Collection[Any] = ()
     of_shard: bool = False
 
-    def read(self, atom, placement: Placement) -> Any:
+    def read(self, atom: Any, placement: Placement) -> Any:
         """What the part has of an operand, in the form that is wanted."""
         if not is_var(atom):
             is_term = isinstance(placement, Partial) and atom.val
@@ -145,11 +149,11 @@ class PartValues:
                 self._make(*form)
         return self.env[atom, placement]
 
-    def operands(self, eqn, placed: Placements) -> list[Any]:
+    def operands(self, eqn: JaxprEqn, placed: Placements) -> list[Any]:
         pairs = zip(eqn.invars, placed.ins, strict=True)
         return [self.read(v, placement) for v, placement in pairs]
 
-    def outputs(self, eqn, placed: Placements) -> list[Any]:
+    def outputs(self, eqn: JaxprEqn, placed: Placements) -> list[Any]:
         """What an equation gives on the part."""
         args = self.operands(eqn, placed)
         if placed.inner:
@@ -158,14 +162,14 @@ class PartValues:
             return [constrained(eqn, args[0], placed.in_axes[0])]
         return on_part(eqn, args, placed, self.length, self.start)
 
-    def run(self, eqn, placed: Placements) -> None:
+    def run(self, eqn: JaxprEqn, placed: Placements) -> None:
         self.put(eqn, placed, self.outputs(eqn, placed))
 
-    def put(self, eqn, placed: Placements, outs: Sequence[Any]) -> None:
+    def put(self, eqn: JaxprEqn, placed: Placements, outs: Sequence[Any]) -> None:
         forms = zip(eqn.outvars, placed.outs, strict=True)
         self.env.update(zip(forms, outs, strict=True))
 
-    def _body(self, body: Body, outs: Sequence[Placement], *args) -> list[Any]:
+    def _body(self, body: Body, outs: Sequence[Placement], *args: Any) -> list[Any]:
         """A body on the part; `outs`: in which form its outputs are asked for."""
         jaxpr, consts = jaxprs.split(body.closed)
         atoms = zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
@@ -176,16 +180,16 @@ class PartValues:
             inside.run(eqn, body.placed.get(i) or Placements.of_whole(eqn))
         return [inside.read(v, p) for v, p in zip(jaxpr.outvars, outs, strict=True)]
 
-    def _term(self, x) -> Any:
+    def _term(self, x: Any) -> Any:
         """A term of `x`, which counts once: the first part has it."""
         return lax.select(self.is_first, x, jnp.zeros_like(x))
 
-    def _made_of(self, v, placement: Placement) -> Placements | None:
+    def _made_of(self, v: Var, placement: Placement) -> Placements | None:
         if self.graph is None or not isinstance(placement, Shard):
             return None
         return made_of(self.graph, v, placement.axis)
 
-    def _maker(self, v) -> Any:
+    def _maker(self, v: Var) -> Any:
         assert self.graph is not None
         return self.graph.eqns[self.graph.maker[v]]
 
@@ -198,7 +202,7 @@ class PartValues:
         forms = [(v, p) for v, p in forms if is_var(v) and p != REPLICATE]
         return [one for one in forms if one not in self.env]
 
-    def _make(self, v, placement: Placement) -> None:
+    def _make(self, v: Var, placement: Placement) -> None:
         placed = self._made_of(v, placement)
         if placed is not None:
             self.run(self._maker(v), placed)

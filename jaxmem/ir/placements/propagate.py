@@ -8,12 +8,13 @@ from typing import Any
 
 from jaxmem.ir.placements import REPLICATE, Placement, Placements, Shard
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.types import Atom, JaxprEqn, Var
 
 
 class Worklist:
     """What is to be looked at: the least rank first, of equals what came first."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._heap: list[tuple[Any, int, Any]] = []
         self._order = itertools.count()
 
@@ -40,13 +41,13 @@ class Propagation:
     placed: dict[int, Placements] = field(default_factory=dict)
     wanted: dict[Any, Placement] = field(default_factory=dict)
 
-    def at(self, atom) -> Placement:
+    def at(self, atom: Atom) -> Placement:
         return self.of.get(atom, REPLICATE) if is_var(atom) else REPLICATE
 
     def all_at(self, atoms: Sequence[Any]) -> list[Placement]:
         return [self.at(v) for v in atoms]
 
-    def asked(self, eqn) -> list[Placement]:
+    def asked(self, eqn: JaxprEqn) -> list[Placement]:
         """How the outputs of an equation had best be cut."""
         return [self.wanted.get(v, REPLICATE) for v in eqn.outvars]
 
@@ -57,22 +58,22 @@ class Propagation:
                 self.wanted.setdefault(v, placement)
 
     @property
-    def axis(self) -> dict[Any, int]:
+    def axes(self) -> dict[Any, int]:
         """Along which axis variables are cut."""
         return {v: p.axis for v, p in self.of.items() if isinstance(p, Shard)}
 
-    def put(self, v, placement: Placement) -> None:
+    def put(self, v: Var, placement: Placement) -> None:
         if placement != REPLICATE:
             self.of[v] = placement
 
-    def place(self, i: int, eqn, found: Placements) -> None:
+    def place(self, i: int, eqn: JaxprEqn, found: Placements) -> None:
         """Takes in how an equation works."""
         self.placed[i] = found
         self.want(eqn.invars, found.ins)
         for v, placement in zip(eqn.outvars, found.outs, strict=True):
             self.put(v, placement)
 
-    def spread(self, i: int, eqn, found: Placements) -> Iterator[Any]:
+    def spread(self, i: int, eqn: JaxprEqn, found: Placements) -> Iterator[Any]:
         """Takes in how an equation works; the variables that it tells to be cut."""
         self.placed[i] = found
         pairs = zip([*eqn.invars, *eqn.outvars], found.ins + found.outs, strict=True)

@@ -18,6 +18,7 @@ from jaxmem.ir.placements import label_products as products
 from jaxmem.ir.placements import labels as rules
 from jaxmem.ir.placements.labels import Labels, Rule
 from jaxmem.ir.primitives import Kind
+from jaxmem.ir.types import JaxprEqn
 
 UNKNOWN = "it is not known to work part by part"
 TWO = "two axes meet in it"
@@ -27,7 +28,7 @@ SOME = "some of its operands are not cut"
 DIVIDES = "does not divide its axis"
 
 
-def labels(eqn, n: int) -> Labels | str:
+def labels(eqn: JaxprEqn, n: int) -> Labels | str:
     """Of an equation's axes, for `n` parts; a text says why there are none."""
     if _compat.has_side_effects(eqn):  # they would happen once for each part
         return "it has side effects"
@@ -40,7 +41,7 @@ def labels(eqn, n: int) -> Labels | str:
 
 
 def place(
-    eqn,
+    eqn: JaxprEqn,
     ins: Sequence[Placement],
     outs: Sequence[Placement],
     n: int,
@@ -89,7 +90,9 @@ def place(
     return MERGED if merged else Placements(of_ins, of_outs)
 
 
-def same_axis(eqn, k: int, axis: int, n: int) -> tuple[int | None, ...] | None:
+def same_axis(
+    eqn: JaxprEqn, k: int, axis: int, n: int
+) -> tuple[int | None, ...] | None:
     """Which axis of each operand, and of each output behind them, is one and the same.
 
     Args:
@@ -105,7 +108,7 @@ def same_axis(eqn, k: int, axis: int, n: int) -> tuple[int | None, ...] | None:
     return None if label is None else table.axes(label)
 
 
-def _sharding(eqn) -> Any:
+def _sharding(eqn: JaxprEqn) -> Any:
     """A sharding that an equation asks for; transposed casts name that of no mesh."""
     sharding = eqn.params.get("sharding", eqn.params.get("out_sharding"))
     # inside of `shard_map` some name its mesh, and no axis of it
@@ -173,7 +176,9 @@ _SIZES = {
 }
 
 
-def resized(eqn, placed: Placements, new: Callable[[int], int]) -> dict[str, Any]:
+def resized(
+    eqn: JaxprEqn, placed: Placements, new: Callable[[int], int]
+) -> dict[str, Any]:
     """The parameters of an equation for a part of its arrays.
 
     An `iota` that is cut along the axis that it counts begins at 0 in every part.
@@ -204,7 +209,9 @@ def resized(eqn, placed: Placements, new: Callable[[int], int]) -> dict[str, Any
     return params
 
 
-def _fewer_groups(eqn, axis: int, new: Callable[[int], int]) -> dict[str, int]:
+def _fewer_groups(
+    eqn: JaxprEqn, axis: int, new: Callable[[int], int]
+) -> dict[str, int]:
     """The groups of a convolution's part, where its features are cut."""
     if axis != eqn.params["dimension_numbers"].out_spec[1]:
         return {}

@@ -95,7 +95,7 @@ def _plan(
         scan,
         tuple(moved),
         {i: search.placed[i] for i in moved},
-        search.axis,
+        search.axes,
         pairs,
         tuple(_buffers(graph, search, moved)),
         tuple(v for v in whole.needed(graph) if v not in pairs),
@@ -219,7 +219,7 @@ def _pairs(
     ancestors = _ancestors(graph, search, group.moved)
     free = _free(graph, scan, search, set(group.moved))
     needed = [v for v in group.needed(graph) if v in ancestors]
-    axis = search.axis
+    axis = search.axes
     pairs: dict[Any, Place] = {}
     taken: set[Any] = set()
 

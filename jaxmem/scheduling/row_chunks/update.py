@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.placements import Placements
 from jaxmem.ir.placements.layers import made_of
-from jaxmem.ir.placements.lower import PartValues
+from jaxmem.ir.placements.lower import Form, PartValues
 from jaxmem.ir.row_chunks import on_platforms
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._pass import Level, Pass
@@ -114,7 +114,8 @@ class _Loop:
         merged = lambda x: x.reshape(-1, *x.shape[2:]) if parts else x
         places = [*self.plan.pairs.values(), *self.plan.read]
         arrays = list(map(merged, [*carried, *read]))
-        env = {(v, ROWS): x for v, x in zip(places, arrays, strict=True)}
+        pairs = zip(places, arrays, strict=True)
+        env: dict[Form, Any] = {(v, ROWS): x for v, x in pairs}
         length, graph = lambda _: arrays[0].shape[0], self.values.graph
         rows = PartValues(self.values.read, _unread, length, env=env, graph=graph)
         for i in self.plan.moved:

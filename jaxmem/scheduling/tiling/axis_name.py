@@ -21,14 +21,14 @@ def axis_name(eqns: Sequence[Any], region: Region, seed) -> str:
     if "columns" in found:
         maxima = (i for i in region.eqns if eqns[i].primitive.name == "reduce_max")
         combined = any(region.is_sum(i) for i in maxima)
-        return "vocabulary" if combined else str(region.axis[seed])
+        return "vocabulary" if combined else str(region.axes[seed])
     if "rows" in found:
-        leads = region.axis[seed] == 0 and seed.aval.ndim > 2
+        leads = region.axes[seed] == 0 and seed.aval.ndim > 2
         return "batch" if leads else "tokens"
     return (
         "batch"
-        if "first" in found and region.axis[seed] == 0
-        else str(region.axis[seed])
+        if "first" in found and region.axes[seed] == 0
+        else str(region.axes[seed])
     )
 
 

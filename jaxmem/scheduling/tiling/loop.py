@@ -198,7 +198,7 @@ class _RegionLoop:
     def _looped(self, values: Values) -> dict[Any, Any]:
         moved = gathered(self.graph, self.region, values.read)
         read = lambda v: moved[v] if is_var(v) and v in moved else values.read(v)
-        axis = self.region.axis
+        axis = self.region.axes
         axes = {v: axis[v] for v in self.kept}
 
         def part_of(totals, j):

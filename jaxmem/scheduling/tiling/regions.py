@@ -113,7 +113,7 @@ def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
     new, old = more.blocks, region.blocks
     if any(graph.labels(i, new) != graph.labels(i, old) for i in looked_at):
         return None
-    if any(v.aval.shape[axis] % new for v, axis in more.axis.items()):
+    if any(v.aval.shape[axis] % new for v, axis in more.axes.items()):
         return None
     return more
 

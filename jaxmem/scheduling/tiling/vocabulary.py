@@ -99,7 +99,7 @@ class _Growth(Propagation):
         if self.reasons:
             return self.reasons[0]
         repeated = frozenset(i for i in self.placed if not self._is_late(i))
-        return CutAxis(self.product, self.size, self.axis, self.placed, repeated)
+        return CutAxis(self.product, self.size, self.axes, self.placed, repeated)
 
     def _leads_to_maximum(self) -> bool:
         """Whether there is a softmax behind what cannot be cut."""
@@ -167,7 +167,9 @@ class _Growth(Propagation):
         looked_up = _looked_up(eqn, ins, outs)
         if looked_up is not None:
             return looked_up
-        if eqn.primitive.name == "argmax" and ins[0] in map(Shard, eqn.params["axes"]):
+        if eqn.primitive.name == "argmax" and ins[0] in [
+            *map(Shard, eqn.params["axes"])
+        ]:
             if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
                 return Placements((ins[0],), (Partial("argmax"),))
         table = self.graph.labels(i, self.size)

@@ -72,7 +72,7 @@ def test_rows_that_no_power_of_two_divides(rows, n):
     found = rewritten(step, args, Tiles(limit=2 * rows * WORDS * 8 // 4))
     (tile,) = tiles_of(found)
     assert tile.found.region.n == n
-    assert tile.found.region.axis[tile.found.seed] == 0
+    assert tile.found.region.axes[tile.found.seed] == 0
     assert_same_values(found, step, args)
     assert largest(found.jaxpr) <= max(rows * WORDS // n, rows * WIDTH, 768) * 8
 

@@ -256,7 +256,7 @@ def test_an_axis_that_is_spread_in_its_type_is_whole(n):
         args = of_mlp(mesh)
         run, found = rewritten(step, args, Tiles(limit=0, n=n))
         for region in regions(found):
-            cut = region.axis.items()
+            cut = region.axes.items()
             assert all(v.aval.sharding.spec[axis] is None for v, axis in cut)
         assert_tiled_alike(step, args, found, run)
 
