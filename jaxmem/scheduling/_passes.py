@@ -172,7 +172,7 @@ def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:
     first = (entered[one.config] for one in run.passes if one.orders)
     unordered = next(first, level)
     record = Record(entered, tuple(rewrites), tuple(notes), unordered)
-    jaxpr, inner = _inside(level, run)
+    jaxpr, inner = _Inside(level, run).rewrite()
     return jaxpr, (record, *inner)
 
 
@@ -190,74 +190,85 @@ def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any], list[str]]:
     return level, done, list(one.left(level, config))
 
 
-def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
-    """The same for what lies in loops, branches and in `shard_map`."""
-    graph, records = JaxprGraph(level.jaxpr), []
-    entered = list(filter(has_level, graph.eqns))
-    maps = [e for e in entered if primitives.is_shard_map(e)]
-    others = [e for e in entered if not primitives.is_shard_map(e)]
+class _Inside:
+    """All passes over what lies in loops, branches and `shard_map`s of a level."""
 
-    given = level.spreads if entered else None
-    spreads = labelled_spreads(level.jaxpr, given)
+    def __init__(self, level: Level, run: _Passes):
+        self.level, self.run, self.graph = level, run, JaxprGraph(level.jaxpr)
+        entered = list(filter(has_level, self.graph.eqns))
+        self.maps = [e for e in entered if primitives.is_shard_map(e)]
+        self.others = [e for e in entered if not primitives.is_shard_map(e)]
+        self.spreads = labelled_spreads(level.jaxpr, level.spreads if entered else None)
+        self.records: list[Record] = []
+        self.made: dict[int, list[Any]] = {}  # id of a loop or branch -> its bodies
+        self.in_halves: list[MapHalves] = []
+        self.halves: dict[int, DoneInHalves] = {}  # by id of each of the two maps
 
-    def body_of(eqn, aliases: Aliases, body):
-        inside = spreads.body(eqn)
+    def rewrite(self) -> tuple[Any, list[Record]]:
+        """The level's jaxpr with these bodies, and what was done to them."""
+        bodies = [self._bodies(eqn) for eqn in self.others]
+        pairs = zip(self.others, bodies, strict=True)
+        self.made = {id(eqn): new for eqn, new in pairs}
+        self._take_halves()
+        if self.maps:
+            return self._rewritten(), self.records
+        old, new = map(_chained, (map(jaxprs.bodies, self.others), bodies))
+        if all(a is b for a, b in zip(old, new, strict=True)):
+            return self.level.jaxpr, self.records
+        jaxpr = self.run.known.get("inside", (self.level, *new), self._rewritten)
+        return jaxpr, self.records
+
+    def _rewritten(self):
+        for halves in self.in_halves:
+            both, pair = DoneInHalves(halves), halves.pair
+            self.halves |= {id(pair.forward): both, id(pair.backward): both}
+        run = lambda args: jaxprs.evaluate(self.level.jaxpr, args, self._rule)
+        return jaxprs.retrace(self.level.jaxpr, run)
+
+    def _rule(self, eqn, args: list) -> list[Any] | None:
+        if id(eqn) in self.halves:
+            return self.halves[id(eqn)](eqn, args)
+        if any(eqn is one for one in self.maps):
+            return done_inside(eqn, args, partial(self._shards, eqn))
+        new = self.made.get(id(eqn))
+        return None if new is None else jaxprs.rebind(eqn, args, new)
+
+    def _body(self, eqn, aliases: Aliases, body):
+        level, inside = self.level, self.spreads.body(eqn)
         about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "spreads": inside}
         if primitives.is_shard_map(eqn):
             about["maps"] = (*level.maps, eqn)
         key = "inside", level.target, level.compared, inside, tuple(aliases.items())
-        inner = run.known.get(key, (eqn, body), lambda: replace(level, **about))
-        jaxpr, found = _run_passes(inner, run)
+        make = lambda: replace(level, **about)
+        inner = self.run.known.get(key, (eqn, body), make)
+        jaxpr, found = _run_passes(inner, self.run)
         n = eqn.params["length"] if is_batch_loop(eqn) else 1
-        records.extend(replace(record, times=n * record.times) for record in found)
+        self.records += (replace(record, times=n * record.times) for record in found)
         return jaxpr
 
-    def entered_bodies(eqn) -> list[Any]:
+    def _bodies(self, eqn) -> list[Any]:
         own = jaxprs.bodies(eqn)
         if primitives.is_branch(eqn):
-            return [body_of(eqn, {}, body) for body in own]
+            return [self._body(eqn, {}, body) for body in own]
         # of a `while` the first: the other says whether it goes on
-        return [body_of(eqn, carried_aliases(eqn), own[0]), *own[1:]]
+        return [self._body(eqn, carried_aliases(eqn), own[0]), *own[1:]]
 
-    def shards(eqn, body):
-        body = _flat(body, run.known)
-        own = by_shape(body, _given_up(graph, eqn, level.aliases))
-        return body_of(eqn, own, body)
+    def _shards(self, eqn, body):
+        body = _flat(body, self.run.known)
+        own = by_shape(body, _given_up(self.graph, eqn, self.level.aliases))
+        return self._body(eqn, own, body)
 
-    bodies = list(map(entered_bodies, others))
-    made = {id(eqn): new for eqn, new in zip(others, bodies, strict=True)}
-
-    def rule(eqn, args: list) -> list[Any] | None:
-        if id(eqn) in done:
-            return done[id(eqn)](eqn, args)
-        if any(eqn is one for one in maps):
-            return done_inside(eqn, args, partial(shards, eqn))
-        new = made.get(id(eqn))
-        return None if new is None else jaxprs.rebind(eqn, args, new)
-
-    in_halves: list[MapHalves] = []
-    for pair in run.known.get("map pairs", (level,), lambda: _map_pairs(graph)):
-        before = len(records)
-        halves = _halves(pair, partial(body_of, pair.joined, {}), run.known)
-        if halves is None:
-            del records[before:]
-        else:
-            in_halves.append(halves)
-    done: dict[int, DoneInHalves] = {}
-
-    def rewritten():
-        for halves in in_halves:
-            both = DoneInHalves(halves)
-            done.update({id(halves.pair.forward): both, id(halves.pair.backward): both})
-        run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
-        return jaxprs.retrace(level.jaxpr, run)
-
-    if maps:
-        return rewritten(), records
-    old, new = map(_chained, (map(jaxprs.bodies, others), bodies))
-    if all(a is b for a, b in zip(old, new, strict=True)):
-        return level.jaxpr, records
-    return run.known.get("inside", (level, *new), rewritten), records
+    def _take_halves(self) -> None:
+        """Of `shard_map`s that were differentiated outside, those that leave less."""
+        known = self.run.known
+        pairs = known.get("map pairs", (self.level,), lambda: _map_pairs(self.graph))
+        for pair in pairs:
+            before = len(self.records)
+            halves = _halves(pair, partial(self._body, pair.joined, {}), known)
+            if halves is None:
+                del self.records[before:]
+            else:
+                self.in_halves.append(halves)
 
 
 def _map_pairs(graph: JaxprGraph) -> list[MapPair]:
