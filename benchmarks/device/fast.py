@@ -98,7 +98,8 @@ def measured(comparison: Comparison) -> Rows:
             found = in_turn(sides, 2 if comparison.small else ROUNDS)
             total += found["kernel"]["ms"] if found else 0.0
             for side, times in found.items():
-                yield comparison.row(side, which, times)
+                own = {"device ms": round(sides[side].device_ms(), 5)}
+                yield comparison.row(side, which, times | own)
     yield comparison.row("kernel", "both", {"ms": total, **limit(comparison, total)})
 
 

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.device import traces
+
 BYTES = 2**30  # of all sets of arguments together, more than any cache
 MOST, FEWEST = 16, 3  # calls in a program
 
@@ -44,6 +46,11 @@ class Chain:
         begin = time.perf_counter()
         jax.block_until_ready(self._run(self.lasting, given))
         return 1e3 * (time.perf_counter() - begin) / len(self.lasting)
+
+    def device_ms(self) -> float:
+        """Milliseconds of a call's kernels by the profiler, without the host's."""
+        own = (k for k in traces.kernels(self, 2) if k.module.startswith("jit_run"))
+        return 1e3 * sum(kernel.seconds for kernel in own) / len(self.lasting)
 
 
 def calls(nbytes: int) -> int:

@@ -130,6 +130,14 @@ def test_the_largest_size_decides_first():
     assert table.smallest([]) is None
 
 
+def test_the_time_on_the_chip_decides_where_there_is_one():
+    kernel, xla = pair(64, 1, 2)
+    slower = [kernel | {"device ms": 0.3}, xla | {"device ms": 0.2}]
+    assert table.smallest(slower) is None
+    faster = [kernel | {"ms": 3, "high": 3, "device ms": 0.2}, slower[1]]
+    assert table.smallest(faster) == 64
+
+
 def test_every_case_of_a_kernel_counts():
     rows = pair(64, 1, 2)
     other = [timed("kernel", 64, 3, case="b"), timed("XLA", 64, 1, case="b")]
