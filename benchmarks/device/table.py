@@ -5,9 +5,9 @@ passed, and from the smallest size on from which it is no slower than XLA: at th
 and at all larger ones its time on the chip is at most XLA's, or where the profiler has
 not been asked, the upper quarter of its times by the host's clock at most the median of
 XLA's. That holds for every case that was timed: by itself, or in whole steps, with our
-kernels and with XLA in their place. What was not measured never enters, and a norm or an
-activation not without whole steps: by itself it does not show what XLA gains where it
-puts it into one kernel with the operations beside it.
+kernels and with XLA in their place. What was not measured never enters, and a norm or
+an activation not without whole steps: by itself it does not show what XLA gains where
+it puts it into one kernel with the operations beside it.
 """
 
 import json
