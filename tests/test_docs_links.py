@@ -14,7 +14,7 @@ SOURCES = [*(ROOT / "jaxmem").rglob("*.py"), *DOCS.rglob("*.md")]
 # Modules and namespaces, and files.
 NO_PAGE = {
     *("jax.ad_checkpoint.checkpoint_name", "jax.checkpoint_policies", "jax.export"),
-    *("jax.extend", "jax.lax", "jax.nn", "jax.numpy"),
+    *("jax.extend", "jax.extend.core", "jax.lax", "jax.nn", "jax.numpy"),
     *("flax.linen", "flax.linen.fp8_ops", "flax.nnx"),
     *("linen.py", "nnx.py"),
 }

@@ -42,7 +42,7 @@ def _aval(leaf):
 def positions(args, kwargs, places: Sequence) -> list[int]:
     """Which of the array leaves belong to these arguments."""
     found, count = [], 0
-    # `jax.tree` goes through a dictionary in the order of its keys
+    # `jax.tree.flatten` goes through a dictionary in the order of its keys
     for place, value in [*enumerate(args), *sorted(kwargs.items())]:
         leaves = [x for x in jax.tree.leaves(value) if jaxprs.is_array(x)]
         # positions may be counted from the end

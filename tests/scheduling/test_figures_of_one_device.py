@@ -18,7 +18,8 @@ from jaxmem.scheduling import schedule
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.moves.inside import Constants, ConstantsInside
-from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
+from jaxmem.scheduling.order.order_operations import OrderOperations
+from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.plan.plan import undonated
 from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.residuals import Recompute
