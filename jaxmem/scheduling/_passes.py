@@ -172,7 +172,7 @@ def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:
     first = (entered[one.config] for one in run.passes if one.orders)
     unordered = next(first, level)
     record = Record(entered, tuple(rewrites), tuple(notes), unordered)
-    jaxpr, inner = _Inside(level, run).rewrite()
+    jaxpr, inner = _LevelBodies(level, run).rewrite()
     return jaxpr, (record, *inner)
 
 
@@ -190,7 +190,7 @@ def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any], list[str]]:
     return level, done, list(one.left(level, config))
 
 
-class _Inside:
+class _LevelBodies:
     """All passes over what lies in loops, branches and `shard_map`s of a level."""
 
     def __init__(self, level: Level, run: _Passes):
