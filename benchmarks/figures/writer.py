@@ -8,45 +8,19 @@ the renderer NAME: a table on lines of its own, or a figure within a sentence. N
 that a command measured is typed.
 """
 
+import importlib
 import pathlib
 import re
 import sys
 
-from benchmarks.figures import (
-    advice,
-    devices,
-    faults,
-    headlines,
-    measured,
-    optimizers,
-    readme,
-    results,
-    sentences,
-    tables,
-    techniques,
-    tiles,
-    time,
-    way_in,
-)
 from benchmarks.figures.rows import FIGURES, ROOT
 
-# they fill FIGURES
-MODULES = (
-    advice,
-    devices,
-    faults,
-    headlines,
-    measured,
-    optimizers,
-    readme,
-    results,
-    sentences,
-    tables,
-    techniques,
-    tiles,
-    time,
-    way_in,
-)
+RENDERERS = """
+    advice devices faults headlines measured optimizers readme results sentences tables
+    techniques tiles time way_in
+""".split()
+for name in RENDERERS:  # they fill FIGURES
+    importlib.import_module(f"benchmarks.figures.{name}")
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",

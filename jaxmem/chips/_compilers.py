@@ -93,8 +93,8 @@ def _found(platform: str, folder: str) -> Compiler:
     if requirements(platform) and folder:
         beside = versions_in(Path(folder))
     there = inside | {name: v for name, v in beside.items() if name in wanted}
-    if platform == "cuda":
-        there = _local_nvcc(wanted) | there
+    if platform == "cuda" and not there.keys() & _NVCC.values():
+        there |= _local_nvcc(wanted)
     missing = [name for name in wanted if name not in there]
     wrong = [n for n in wanted if n in there and not _matches(there[n], wanted[n])]
     packages = tuple(sorted((n, v) for n, v in there.items() if n in wanted))
