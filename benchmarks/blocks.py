@@ -37,8 +37,8 @@ from benchmarks.models import (
     abstract_params,
     mean_square,
 )
+from examples.transformer_blocks import LlamaBlock, TransformerBlock
 from jaxmem.cost.equations import flops
-from jaxmem.nn import linen
 
 STACKS = {
     "GPT-2 medium, 4 x 1024": (GPT2_MEDIUM, PreLNLayer, (4, 1024)),
@@ -60,7 +60,7 @@ FUSED = {
 
 
 class LeanLayer(nn.Module):
-    """The layer as a block of `jaxmem.nn.linen`."""
+    """The layer as a block of the examples."""
 
     config: StackConfig
 
@@ -68,9 +68,9 @@ class LeanLayer(nn.Module):
     def __call__(self, x, _):
         c = self.config
         if c.kv_heads != c.heads:
-            block = linen.LlamaBlock(c.heads, c.hidden, c.kv_heads, dtype=c.dtype)
+            block = LlamaBlock(c.heads, c.hidden, c.kv_heads, dtype=c.dtype)
             return block(x), None
-        block = linen.TransformerBlock(
+        block = TransformerBlock(
             c.heads,
             c.hidden,
             causal=c.causal,

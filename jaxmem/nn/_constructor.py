@@ -1,6 +1,6 @@
 """Arguments of layers checked where the layer is made, not only when it runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,13 +9,9 @@ import jax.numpy as jnp
 from jaxmem import ops
 from jaxmem._checks import (
     check_bool,
-    check_callable,
-    check_choice,
     check_float,
     check_int,
 )
-
-NORMS = ("pre", "post")
 
 _seen: set[str] = set()  # options that an op has taken already; layers are made often
 
@@ -57,41 +53,3 @@ def check_velora(groups: Any, scale: Any) -> None:
     """The parts of a `VeLoRADense`'s features, and its factor."""
     check_int("groups", groups, 1)
     check_float("scale", scale)
-
-
-def check_heads(width: int, num_heads: int, num_kv_heads: int | None = None) -> None:
-    """Errors for heads that do not divide the width, or each other."""
-    check_int("width", width, 1)
-    check_int("num_heads", num_heads, 1)
-    if width % num_heads:
-        raise ValueError(f"num_heads={num_heads} does not divide the width {width}")
-    if num_kv_heads is not None:
-        check_int("num_kv_heads", num_kv_heads, 1)
-        if num_heads % num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}"
-            )
-
-
-def check_transformer(given: Mapping[str, Any]) -> None:
-    """The arguments of a `TransformerBlock`, but for its width and dtypes."""
-    check_int("num_heads", given["num_heads"], 1)
-    if given["mlp_dim"] is not None:
-        check_int("mlp_dim", given["mlp_dim"], 1)
-    check_choice("norm", given["norm"], NORMS)
-    check_callable("activation", given["activation"])
-    for name in ("causal", "use_bias"):
-        check_bool(name, given[name])
-    for name in ("dropout_rate", "attention_dropout_rate"):
-        if given[name] is not None or name == "dropout_rate":
-            check_float(name, given[name], at_least=0, at_most=1)
-    check_float("epsilon", given["epsilon"], at_least=0)
-
-
-def check_llama(given: Mapping[str, Any]) -> None:
-    """The arguments of a `LlamaBlock`, but for its width and dtypes."""
-    heads = check_int("num_heads", given["num_heads"], 1)
-    check_heads(heads, heads, given["num_kv_heads"])
-    check_int("mlp_dim", given["mlp_dim"], 1)
-    check_float("rope_theta", given["rope_theta"], above=0)
-    check_float("epsilon", given["epsilon"], at_least=0)

@@ -11,8 +11,6 @@ What no lean op serves (a `dot_general`, `promote_dtype` or `attention_fn` of on
 or without float32 statistics) runs Flax's own code and warns once.
 """
 
-from jaxmem.nn._blocks_linen import LlamaBlock as LlamaBlock
-from jaxmem.nn._blocks_linen import TransformerBlock as TransformerBlock
 from jaxmem.nn._dense_linen import LoRADense as LoRADense
 from jaxmem.nn._dense_linen import SampledDense as SampledDense
 from jaxmem.nn._dense_linen import VeLoRADense as VeLoRADense
@@ -42,7 +40,6 @@ __all__ = [
     "GroupNorm",
     "InPlaceABN",
     "LayerNorm",
-    "LlamaBlock",
     "LoRADense",
     "MSLayerNorm",
     "MSRMSNorm",
@@ -51,6 +48,5 @@ __all__ = [
     "RMSNorm",
     "SampledDense",
     "SelfAttention",
-    "TransformerBlock",
     "VeLoRADense",
 ]

@@ -6,8 +6,6 @@ dropout draws other masks, the softmax of the attention is always in float32, an
 no lean op serves runs Flax's own code and warns once.
 """
 
-from jaxmem.nn._blocks_nnx import LlamaBlock as LlamaBlock
-from jaxmem.nn._blocks_nnx import TransformerBlock as TransformerBlock
 from jaxmem.nn._dense_nnx import SampledDense as SampledDense
 from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._layers_nnx import BatchNorm as BatchNorm
@@ -33,12 +31,10 @@ __all__ = [
     "LayerNorm",
     "Linear",
     "LinearGeneral",
-    "LlamaBlock",
     "MSLayerNorm",
     "MSRMSNorm",
     "MultiHeadAttention",
     "RMSNorm",
     "SampledDense",
-    "TransformerBlock",
     "VeLoRADense",
 ]

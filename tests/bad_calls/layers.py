@@ -5,10 +5,8 @@ from flax import nnx as flax_nnx
 from jaxmem.nn import linen, nnx
 from tests.bad_calls.call import (
     COUNT,
-    FLAG,
     INF,
     NAN,
-    NOT_NEGATIVE,
     POSITIVE,
     SHARE,
     WORD,
@@ -22,17 +20,6 @@ ABN = {"activation": (None, *WORD, "relu"), "negative_slope": (None, *POSITIVE)}
 ABN |= {"alpha": (None, *POSITIVE), "approximate": (None, 3, "tanh")}
 SAMPLED = {"budget": (None, *SHARE, 0), "method": (None, *WORD)}
 VELORA = {"groups": (None, *COUNT), "scale": (None, "x", True, NAN, INF, [1.0])}
-BLOCK = {
-    "norm": (None, *WORD), "causal": FLAG, "activation": (None, 3, "gelu"),
-    "dropout_rate": (None, *SHARE), "attention_dropout_rate": SHARE,
-    "epsilon": (None, *NOT_NEGATIVE), "use_bias": FLAG, "mlp_dim": COUNT,
-    "num_heads": (None, *COUNT),
-}  # fmt: skip
-LLAMA = {
-    "num_heads": (None, *COUNT), "num_kv_heads": (*COUNT, 3),
-    "mlp_dim": (None, *COUNT), "rope_theta": (None, *POSITIVE),
-    "epsilon": (None, *NOT_NEGATIVE),
-}  # fmt: skip
 LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
 RNGS = flax_nnx.Rngs(0)
 
@@ -51,8 +38,6 @@ LINEN = [
     (linen.SampledDense, {"features": 2}, SAMPLED),
     (linen.VeLoRADense, {"features": 2}, VELORA),
     (linen.LoRADense, {"features": 2}, LORA),
-    (linen.TransformerBlock, {"num_heads": 2}, BLOCK),
-    (linen.LlamaBlock, {"num_heads": 4, "mlp_dim": 8}, LLAMA),
 ]
 NNX = [
     (nnx.LayerNorm, {"num_features": 4}, NORM),
@@ -67,10 +52,6 @@ NNX = [
     (nnx.MultiHeadAttention, {"num_heads": 2, "in_features": 4}, {"save": BITS}),
     (nnx.SampledDense, {"in_features": 4, "out_features": 4}, SAMPLED),
     (nnx.VeLoRADense, {"in_features": 32, "out_features": 4}, VELORA),
-    (nnx.TransformerBlock, {"width": 8, "num_heads": 2},
-        {**BLOCK, "width": (None, *COUNT, 7)}),
-    (nnx.LlamaBlock, {"width": 8, "num_heads": 4, "mlp_dim": 8},
-        {**LLAMA, "width": (None, *COUNT, 7)}),
 ]  # fmt: skip
 
 CALLS = [

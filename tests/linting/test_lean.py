@@ -11,10 +11,11 @@ from flax import nnx
 import jaxmem
 from benchmarks import models, zoo_transformers
 from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
+from examples import transformer_blocks as blocks
+from examples import transformer_blocks_nnx as blocks_nnx
 from jaxmem.linting._subject import levels
 from jaxmem.nn import Rule
 from jaxmem.nn import linen as lean_linen
-from jaxmem.nn import nnx as lean_nnx
 from tests.nn import linen_models, nnx_models
 from tests.rewriting.formulas import FORMULAS
 from tests.sets import one_of, slow_unless, some_fast
@@ -104,16 +105,13 @@ MORE_MODELS = {
     },
 }
 BLOCKS = {
-    "pre": lambda: lean_linen.TransformerBlock(4, dtype=jnp.bfloat16),
-    "post": lambda: lean_linen.TransformerBlock(
-        4, norm="post", dropout_rate=0.1, deterministic=False, dtype=jnp.bfloat16
+    "pre": lambda: blocks.TransformerBlock(4, 64, dtype=jnp.bfloat16),
+    "post": lambda: blocks.TransformerBlock(
+        *(4, 64, "post"), dropout_rate=0.1, deterministic=False, dtype=jnp.bfloat16
     ),
-    "llama": lambda: lean_linen.LlamaBlock(4, 64, 2, dtype=jnp.bfloat16),
-    "nnx pre": lambda: lean_nnx.TransformerBlock(
-        32, num_heads=4, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
-    ),
-    "nnx llama": lambda: lean_nnx.LlamaBlock(
-        32, num_heads=4, mlp_dim=64, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
+    "llama": lambda: blocks.LlamaBlock(4, 64, 2, dtype=jnp.bfloat16),
+    "nnx llama": lambda: blocks_nnx.LlamaBlock(
+        32, 4, 64, num_kv_heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)
     ),
 }
 
@@ -266,9 +264,9 @@ def test_a_checkpoint_of_flax_is_where_the_user_asks_for_it(scanned):
     assert "Remat/Remat/" not in f"{found.path}/"
 
 
-def test_what_a_block_of_ours_does_is_where_it_is_called():
+def test_what_a_layer_of_ours_does_is_where_it_is_called():
     """There is no line of the user's in it but the call."""
-    step, args = linen_step(BLOCKS["llama"](), HIDDEN)
+    step, args = linen_step(lean_linen.MultiHeadAttention(4), HIDDEN)
     wrong = [
         f"{eqn.primitive}: {level.source(eqn)}"
         for level in levels(jax.make_jaxpr(step)(*args))
