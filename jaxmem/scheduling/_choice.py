@@ -50,6 +50,11 @@ class Choice:
         """The configuration of this class; its default where none is given."""
         return next((c for c in self.configs if type(c) is kind), kind())
 
+    @property
+    def uses_host(self) -> bool:
+        """Whether a pass lets arrays wait in the host's memory."""
+        return any(getattr(config, "uses_host", False) for config in self.configs)
+
     def having(self, *configs: Any) -> "Choice":
         """The same with other configurations of some passes."""
         return replace(self, configs=(*self.configs, *configs))

@@ -18,6 +18,7 @@ from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._rewritten import Record, Rewritten, name_of
+from jaxmem.scheduling._searched import Searched
 from jaxmem.scheduling.moves.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.moves.passed_on import PassOnSlices
 from jaxmem.scheduling.order.order_operations import OrderOperations
@@ -59,6 +60,8 @@ PASSES: tuple[Pass, ...] = (
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )
+# those that a search asks, in its order: what is changed least comes first
+SEARCHED = tuple(one for one in reversed(PASSES) if isinstance(one, Searched))
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
 

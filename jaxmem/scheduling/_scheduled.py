@@ -22,7 +22,6 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._shardings import argument_shardings
 from jaxmem.scheduling._traced_calls import TracedCalls
 from jaxmem.scheduling.plan.plan import Plan, undonated
-from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.result import SearchResult
 
 
@@ -218,7 +217,7 @@ class Scheduled:
             return self._finder.find(call)
 
     def _sends_away(self, call: Call) -> bool:
-        return self._finder.find(call).choice.get(Recompute).offload is not None
+        return self._finder.find(call).choice.uses_host
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""

@@ -157,6 +157,17 @@ class Searched(Pass[C, R]):
         """What lies between two candidates, if anything."""
         return None
 
+    def start(self, step: SearchedStep) -> Front:
+        """As `front`, without a search; empty where it takes one."""
+        return ()
+
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        """(predicted peak, what it does that takes time) of what may take least.
+
+        Without a compile or a search. `enough`: bytes that will do.
+        """
+        return iter(())
+
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         """Sentences on what it could not make less; `made`: the step at its least."""
         return ()

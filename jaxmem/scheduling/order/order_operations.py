@@ -12,11 +12,13 @@ from jaxmem.scheduling.order.ordered import (
     OperationOrder,
     Ordered,
     ordered,
+    recomputed_peak,
     sequences,
 )
 from jaxmem.scheduling.plan.rows import Description, recomputed
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
-from jaxmem.scheduling.recompute.front import space_of_step
+from jaxmem.scheduling.recompute.front import space_at_sight, space_of_step
+from jaxmem.scheduling.recompute.recomputation import MORE
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 
 # Of a peak: an order that is predicted above it saves less than its barriers may cost.
@@ -67,6 +69,13 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
     def uncertain(self, config: OperationOrder) -> float:
         # one of which more was predicted may take less
         return math.inf if config.sequence else 1
+
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        if space_at_sight(step).is_unrolled:
+            traced = step.traced
+            jaxpr = traced.rewritten(Choice(step.target)).unordered
+            about = traced.aliases(jaxpr), step.target, traced.spreads
+            yield recomputed_peak(jaxpr, *about), MORE
 
 
 def _candidates(step: SearchedStep, base: Choice) -> list[Candidate]:

@@ -112,6 +112,12 @@ def _space_of_step(step: SearchedStep) -> SearchSpace:
     return space_in(first, step.named, step.offload, waiting_for_host(*about))
 
 
+def space_at_sight(step: SearchedStep) -> SearchSpace:
+    """What may be varied in a step, before its operations are put in order."""
+    find = lambda: space_in(step.traced.rewritten(Choice(step.target), ordered=False))
+    return step.traced.known.get("space at sight", (), find)
+
+
 def space_of(
     scans: Sequence[Pair],
     lists: Sequence[Any],

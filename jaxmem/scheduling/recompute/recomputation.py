@@ -23,6 +23,8 @@ class RecomputingRewrite(Protocol):
     def described(self) -> Any: ...
 
 
+MORE = "more is recomputed"  # what a remedy says of it
+
 R = TypeVar("R", bound=RecomputingRewrite)
 
 

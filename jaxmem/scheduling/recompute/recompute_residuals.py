@@ -6,9 +6,13 @@ from dataclasses import replace
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Front, SearchedStep
-from jaxmem.scheduling.recompute.front import pareto_front, space_of_step
+from jaxmem.scheduling.recompute.front import (
+    pareto_front,
+    space_at_sight,
+    space_of_step,
+)
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
-from jaxmem.scheduling.recompute.recomputation import Recomputation
+from jaxmem.scheduling.recompute.recomputation import MORE, Recomputation
 from jaxmem.scheduling.recompute.residuals import (
     Recompute,
     clear_gain,
@@ -38,3 +42,11 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
         found = pareto_front(space_of_step(step))
         having = lambda one: replace(one, choice=one.choice.having(*base.configs))
         return list(map(having, found))
+
+    def start(self, step: SearchedStep) -> Front:
+        space = space_at_sight(step)
+        return () if space.is_unrolled else pareto_front(space)
+
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        for one in self.start(step)[-1:]:
+            yield step.traced.predicted(one.choice), MORE

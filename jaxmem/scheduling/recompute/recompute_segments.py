@@ -22,10 +22,14 @@ from jaxmem.scheduling._searched import (
     SearchedStep,
     descending,
 )
-from jaxmem.scheduling.recompute.front import SearchSpace, space_of_step
+from jaxmem.scheduling.recompute.front import (
+    SearchSpace,
+    space_at_sight,
+    space_of_step,
+)
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
-from jaxmem.scheduling.recompute.recomputation import Recomputation
+from jaxmem.scheduling.recompute.recomputation import MORE, Recomputation
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import Segments, of_every_size, segmented
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments, with_segments
@@ -51,6 +55,10 @@ class RecomputeSegments(Recomputation[InSegments, Segments]):
         if any(map(bound.allows, found)):  # tiles take no less of either
             found = step.refined(found)
         return list(filter(bound.allows, found))
+
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        for one in in_segments(space_at_sight(step), step.front)[-1:]:
+            yield step.traced.predicted(one.choice), MORE
 
 
 def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:

@@ -47,6 +47,11 @@ class Recompute:
     # does
     offload: Bytes | None = None
 
+    @property
+    def uses_host(self) -> bool:
+        """Whether arrays wait in the host's memory: not every platform can."""
+        return self.offload is not None
+
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved at the price there is."""

@@ -5,27 +5,18 @@ A few choices that may take least are looked at, and not all of a search.
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shards import of_shardings
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._passes import SEARCHED, rewrite
 from jaxmem.scheduling._remembered import Remembered
-from jaxmem.scheduling._searched import Candidate
+from jaxmem.scheduling._searched import Candidate, SearchedStep
 from jaxmem.scheduling._shardings import argument_shardings
-from jaxmem.scheduling.order.ordered import recomputed_peak
-from jaxmem.scheduling.recompute.front import pareto_front, space_in
-from jaxmem.scheduling.recompute.recompute_segments import in_segments
 from jaxmem.scheduling.search.traced_step import TracedStep
-from jaxmem.scheduling.tiling.micro_batch_front import first_counts
-from jaxmem.scheduling.tiling.micro_batches import MicroBatches
-from jaxmem.scheduling.tiling.tiled_front import beside_sequences, with_tiles
-from jaxmem.scheduling.tiling.tiles import tiles_to
 
-_PARTS = 16  # micro-batches
-_RECOMPUTES = "more is recomputed"
 _ENOUGH = 0.2  # of the plain peak: where that is reached, nothing else is looked at
 
 
@@ -84,31 +75,16 @@ def _does_something(step: TracedStep) -> bool:
 
 
 def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
-    """(predicted peak, what it does) of what may take least; soon found comes first.
+    """What the passes expect to take least; soon found comes first.
 
     Nothing here depends on how fast or busy the machine is.
     """
     plain = Choice(step.target)
-    first = step.rewritten(plain, ordered=False)
-    space = space_in(first)
-    if space.is_unrolled:
-        yield _recomputed(step, plain), _RECOMPUTES
-        flat = [Candidate(plain, step.predicted(plain), 0.0)]
-    else:
-        flat = pareto_front(space)
-        for one in (*flat[-1:], *in_segments(space, flat)[-1:]):
-            yield step.predicted(one.choice), _RECOMPUTES
-    for n in first_counts(step, _PARTS):
-        size = step.predicted(plain.having(MicroBatches(n)))
-        yield size, f"the step runs in {n} micro-batches"
-    tiled = beside_sequences if space.is_unrolled else with_tiles
-    for one in tiled(step, flat, tiles_to, enough):
-        yield one.bytes, "regions of it run in tiles"
-
-
-def _recomputed(step: TracedStep, choice: Choice) -> int:
-    jaxpr = step.rewritten(choice).unordered
-    return recomputed_peak(jaxpr, step.aliases(jaxpr), step.target, step.spreads)
+    asked = SearchedStep(step)
+    front = next(filter(None, (one.start(asked) for one in SEARCHED)), None)
+    asked = replace(asked, front=front or [Candidate(plain, step.predicted(plain), 0)])
+    for one in sorted(SEARCHED, key=lambda one: (one.in_parts, not one.whole_step)):
+        yield from one.expected(asked, enough)
 
 
 def _traced(closed, donated, shardings, target: str) -> TracedStep:

@@ -65,8 +65,7 @@ def search(
 
 def _asked(tile: bool) -> list[Searched]:
     """The passes that are asked, in order."""
-    searched = (one for one in reversed(_passes.PASSES) if isinstance(one, Searched))
-    return [one for one in searched if tile or not one.in_parts]
+    return [one for one in _passes.SEARCHED if tile or not one.in_parts]
 
 
 def _best(driver: Driver, strategy: Strategy) -> tuple[ReportedTrial, str]:

@@ -15,11 +15,14 @@ from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_loop import in_parts, sum_bytes
 from jaxmem.scheduling.tiling.batch_row import row_of
 from jaxmem.scheduling.tiling.micro_batch_front import (
+    first_counts,
     in_least_seconds,
     in_micro_batches,
     why_not,
 )
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches, batch_in, left_whole
+
+_PARTS = 16  # micro-batches that are expected to do: see `Searched.expected`
 
 
 class RunInMicroBatches(Searched[MicroBatches, Batch]):
@@ -58,6 +61,12 @@ class RunInMicroBatches(Searched[MicroBatches, Batch]):
         above = bound.above(Choice(step.target), arguments)
         room = bound.limit / OFF - above
         return in_micro_batches(step.traced, room, below=bound.least - above)
+
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        for n in first_counts(step.traced, _PARTS):
+            choice = Choice(step.target).having(MicroBatches(n))
+            size = step.traced.predicted(choice)
+            yield size, f"the step runs in {n} micro-batches"
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         return why_not(step.traced)

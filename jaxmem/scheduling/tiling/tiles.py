@@ -92,6 +92,10 @@ class TileRegions(Searched[Tiles, TiledLists]):
         room = bound.limit / OFF - above  # what surely fits
         return in_tiles(step.traced, step.front, tiles_to, room)
 
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        for one in in_tiles(step.traced, step.front, tiles_to, enough):
+            yield one.bytes, "regions of it run in tiles"
+
     def refined(self, step: SearchedStep, front: Front) -> Front:
         return in_tiles(step.traced, front, tiles_to)
 
