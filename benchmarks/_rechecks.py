@@ -18,7 +18,7 @@ from benchmarks import (
     storage,
 )
 from benchmarks._common import MIB
-from benchmarks.models import BertConfig
+from benchmarks.models.transformers import BertConfig
 from jaxmem import planning
 
 Row = Mapping[str, str]

@@ -17,7 +17,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, RESULTS, publish_some, published, result_of
-from benchmarks.models import abstract_params, masked_loss
+from benchmarks.models.transformers import abstract_params, masked_loss
 from benchmarks.release import TOKENS, model
 
 COUNTS = {"h100": (1, 2, 4, 8, 32), "tpu-v5e": (1, 2, 4, 8, 32)}

@@ -17,7 +17,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, publish
-from benchmarks.models import (
+from benchmarks.models.transformers import (
     GPT2_MEDIUM,
     LLAMA_1B,
     VIT_LARGE,

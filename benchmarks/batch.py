@@ -21,10 +21,10 @@ import jax
 
 import jaxmem
 from benchmarks._common import publish
-from benchmarks.kernel_cases import filled
 from benchmarks.kernels import chip, milliseconds
-from benchmarks.models import Bert, BertConfig
+from benchmarks.models.transformers import Bert, BertConfig
 from benchmarks.release import KEY, adam_step
+from benchmarks.steps.kernels import filled
 from pallas_kernels import dispatch
 from pallas_kernels.chips import GPUS, TPUS
 

@@ -19,7 +19,12 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, TARGETS, publish, publish_some, result_of
-from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
+from benchmarks.models.transformers import (
+    Bert,
+    BertConfig,
+    abstract_params,
+    masked_loss,
+)
 
 THRESHOLDS = {("substituted", "h100"): 2600}
 TOKENS = jax.ShapeDtypeStruct((8, 512), jnp.int32)

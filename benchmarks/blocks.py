@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks import bert
 from benchmarks._common import MIB, publish_some, result_of
-from benchmarks.models import (
+from benchmarks.models.transformers import (
     GPT2_MEDIUM,
     LLAMA_1B,
     VIT_LARGE,

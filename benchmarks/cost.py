@@ -19,7 +19,12 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks._common import MIB, publish
 from benchmarks.layers import flax_attention, lean_attention
-from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
+from benchmarks.models.transformers import (
+    Bert,
+    BertConfig,
+    abstract_params,
+    masked_loss,
+)
 from jaxmem import ops
 from jaxmem.ir.jaxprs import bodies, split
 

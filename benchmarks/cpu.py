@@ -21,7 +21,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, publish
-from benchmarks.models import (
+from benchmarks.models.transformers import (
     BertConfig,
     Layer,
     LlamaLayer,

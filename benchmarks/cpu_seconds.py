@@ -22,7 +22,7 @@ import optax
 import jaxmem
 from benchmarks._common import MIB, publish
 from benchmarks.cpu import MODELS, TX, Way, arguments, step_of
-from benchmarks.models import Stack, mean_square
+from benchmarks.models.transformers import Stack, mean_square
 from benchmarks.time import rank_correlation
 from jaxmem.chips import Rates
 from jaxmem.memory.buffers import parse_hlo

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import zoo
 from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, write
 from benchmarks.blocks import POLICIES, TARGET
+from benchmarks.models import zoo
 from benchmarks.scheduling import Case, cases
 from jaxmem import planning
 from jaxmem.chips import CHIPS

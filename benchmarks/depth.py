@@ -14,7 +14,7 @@ import dataclasses
 import jaxmem
 from benchmarks._common import MIB, publish
 from benchmarks.blocks import TARGET, gradient_of_stack, matmul_flops
-from benchmarks.models import GPT2_MEDIUM, PreLNLayer, Stack
+from benchmarks.models.transformers import GPT2_MEDIUM, PreLNLayer, Stack
 from benchmarks.offload import least
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments

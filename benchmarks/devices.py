@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 
 import jaxmem
-from benchmarks import device_steps, parallel_models
 from benchmarks._common import MIB, publish_some
+from benchmarks.models import on_a_mesh as parallel_models
+from benchmarks.steps import devices as device_steps
 from jaxmem.scheduling import predict
 
 CHIPS = ("h100", "tpu-v5p")

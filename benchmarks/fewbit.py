@@ -5,9 +5,10 @@
 
 Three tables: the errors of the derivative of the best tables, beside that of the tables
 in the package of Few-Bit Backward and its threshold; temp bytes of the eight-layer MLP
-scan of `benchmarks.scans` with its second weights frozen; and the largest error of the
-derivative from a rounded output, over every number of a dtype. The package's tables are
-read from its file `fewbit/data/builtin.npz` (https://github.com/skolai/fewbit); without
+scan of `benchmarks.models.scans` with its second weights frozen; and the largest error
+of the derivative from a rounded output, over every number of a dtype. The package's
+tables are read from its file `fewbit/data/builtin.npz`
+(https://github.com/skolai/fewbit); without
 `--package` their column stays as it was.
 """
 
@@ -21,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmem
-from benchmarks import scans
 from benchmarks._common import MIB, TARGETS, publish, published, result_of
+from benchmarks.models import scans
 from jaxmem import ops
 from jaxmem.ops.few_bit.tables import FUNCTIONS
 

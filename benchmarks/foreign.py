@@ -15,9 +15,9 @@ import sys
 import jax
 
 import jaxmem
-from benchmarks import foreign_models as models
 from benchmarks._common import as_a_whole, compiled, publish, published, write
-from benchmarks.foreign_models import KEY, REAL, Loss, Model
+from benchmarks.models import foreign as models
+from benchmarks.models.foreign import KEY, REAL, Loss, Model
 
 TARGET = "h100"
 VARIANTS = ("plain", "substituted", "scheduled", "both")

@@ -28,9 +28,9 @@ import jax
 
 import jaxmem
 from benchmarks._common import Row, publish, published, same_library, write
-from benchmarks.foreign_models import KEY, state, train_step
-from benchmarks.foreign_published import BF16, MODELS, Published
-from benchmarks.peaks import GIB, Peaks, bytes_of
+from benchmarks.models.foreign import KEY, state, train_step
+from benchmarks.models.foreign_published import BF16, MODELS, Published
+from benchmarks.readings.peaks import GIB, Peaks, bytes_of
 from jaxmem.chips import get_target
 
 FILE = "foreign_batches"

@@ -30,9 +30,9 @@ from benchmarks.foreign_batches import (
     rows_there,
     steps_of,
 )
-from benchmarks.foreign_models import KEY
-from benchmarks.foreign_published import Published
-from benchmarks.peaks import GIB
+from benchmarks.models.foreign import KEY
+from benchmarks.models.foreign_published import Published
+from benchmarks.readings.peaks import GIB
 from jaxmem.scheduling import BudgetError
 
 FILE = "foreign_budgets"

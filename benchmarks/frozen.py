@@ -24,14 +24,14 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks._common import MIB, publish, result_of
-from benchmarks.frozen_models import (
+from benchmarks.models.frozen import (
     EncoderConfig,
     EncoderLayer,
     LlamaConfig,
     LlamaLayer,
     Stack,
 )
-from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
+from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
 from jaxmem.nn.linen import LoRADense
 
 # In % of what plain training of everything keeps.

@@ -7,7 +7,7 @@ What is kept in results/ is what `benchmarks.time` and a test hold single kernel
 
 import sys
 
-from benchmarks._xla_costs import COSTS, Costed, keep
+from benchmarks.readings.xla_costs import COSTS, Costed, keep
 from benchmarks.tpu_cycles import compiled_text, step_of
 from jaxmem.chips import compiler_folders
 

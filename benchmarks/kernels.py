@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks import sass
 from benchmarks._common import (
     MIB,
     TARGETS,
@@ -31,7 +30,8 @@ from benchmarks._common import (
     publish,
     published,
 )
-from benchmarks.kernel_cases import CASES, MORE_CODE, Case, arguments_of
+from benchmarks.readings import sass
+from benchmarks.steps.kernels import CASES, MORE_CODE, Case, arguments_of
 from jaxmem.chips import CHIPS
 from jaxmem.cost.equations import flops
 from pallas_kernels.chips import chip_name

@@ -14,13 +14,13 @@ import flax.linen as nn
 import jax
 
 import jaxmem
-from benchmarks import scans
 from benchmarks._common import (
     MIB,
     TARGETS,
     publish_some,
     result_of,
 )
+from benchmarks.models import scans
 from jaxmem import ops
 
 # The gradient of the weights; for the MLP that of its input too.

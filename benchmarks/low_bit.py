@@ -20,7 +20,12 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, publish_some, result_of
-from benchmarks.models import LLAMA_1B, LlamaLayer, abstract_params, run_layers
+from benchmarks.models.transformers import (
+    LLAMA_1B,
+    LlamaLayer,
+    abstract_params,
+    run_layers,
+)
 from benchmarks.release import adam_step, model
 from jaxmem.optim import abstract_state, adama, adamw, on_host, split_master
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import jaxmem
 from benchmarks._common import MIB, publish_some
-from benchmarks.device_steps import FSDP, llama_on
 from benchmarks.figures.rows import rows
+from benchmarks.steps.devices import FSDP, llama_on
 
 TARGET, BATCH = "h100", 64
 COUNTS = (1, 2, 4, 8, 16, 32, 64)

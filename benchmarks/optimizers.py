@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks import zoo
 from benchmarks._common import compiled, publish_some
-from benchmarks.models import StackConfig
-from benchmarks.zoo_transformers import GPT2, Llama
+from benchmarks.models import zoo
+from benchmarks.models.transformers import StackConfig
+from benchmarks.models.zoo_transformers import GPT2, Llama
 from jaxmem import optim
 
 GIB = 2**10  # MiB

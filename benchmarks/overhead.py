@@ -12,7 +12,7 @@ import time
 import jaxmem
 from benchmarks._common import publish
 from benchmarks.bert import gradient
-from benchmarks.models import Bert, BertConfig
+from benchmarks.models.transformers import Bert, BertConfig
 
 IMPORT = (
     "import time, jax, flax.linen, flax.nnx; t = time.perf_counter();"

@@ -20,8 +20,8 @@ import jax
 
 import jaxmem
 from benchmarks._common import MIB, TOO_LARGE, publish_some
-from benchmarks.pod_steps import EXPERT, FSDP, STEPS, TENSOR, mesh_of, step_of
-from benchmarks.tile_steps import Made
+from benchmarks.steps.pod import EXPERT, FSDP, STEPS, TENSOR, mesh_of, step_of
+from benchmarks.steps.tiles import Made
 from jaxmem.cost.equations import flops
 from jaxmem.memory import DoesNotFit, MemoryReport
 

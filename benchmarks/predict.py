@@ -15,7 +15,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import zoo
 from benchmarks._common import (
     MIB,
     TARGETS,
@@ -27,8 +26,9 @@ from benchmarks._common import (
 )
 from benchmarks.blocks import made
 from benchmarks.latency_hiding import scanned_step
-from benchmarks.predict_steps import dense_net, losses, lstm
+from benchmarks.models import zoo
 from benchmarks.release import dense_step
+from benchmarks.steps.predict import dense_net, losses, lstm
 from jaxmem.scheduling import predict
 
 COLUMNS = ("step", "target", "state MiB", "predicted MiB", "compiled MiB", "off %")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks._common import publish_some, unless_known
-from benchmarks.published_steps import Model, Recipe, step_of
+from benchmarks.steps.published import Model, Recipe, step_of
 
 FILE = "published"
 COLUMNS = (

@@ -25,9 +25,9 @@ from flax import nnx
 
 import jaxmem
 from benchmarks._common import MIB, compiled, publish_some
-from benchmarks.foreign_models import Size, cross_entropy, tokens
-from benchmarks.foreign_tunix import FAMILIES, Family
-from benchmarks.frozen_models import LlamaConfig, LlamaLayer, Stack
+from benchmarks.models.foreign import Size, cross_entropy, tokens
+from benchmarks.models.foreign_tunix import FAMILIES, Family
+from benchmarks.models.frozen import LlamaConfig, LlamaLayer, Stack
 
 TARGET = "h100"
 RANK = 16

@@ -27,7 +27,13 @@ from benchmarks._common import (
     publish_some,
     result_of,
 )
-from benchmarks.models import Bert, BertConfig, Layer, abstract_params, masked_loss
+from benchmarks.models.transformers import (
+    Bert,
+    BertConfig,
+    Layer,
+    abstract_params,
+    masked_loss,
+)
 
 TOKENS = jax.ShapeDtypeStruct((8, 128), jnp.int32)
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from benchmarks._common import publish
-from benchmarks.remat_models import (
+from benchmarks.models.graphs import (
     Layer,
     Network,
     mobilenet,

@@ -22,7 +22,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import RESULTS, commit, versions
-from benchmarks.train_step import train_step
+from benchmarks.steps.train import train_step
 
 TARGET = "h100"
 FOLDER = RESULTS / "reports"

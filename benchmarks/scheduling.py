@@ -25,7 +25,6 @@ from typing import Any
 import jax
 
 import jaxmem.planning as planning
-from benchmarks import zoo
 from benchmarks._common import (
     MIB,
     RESULTS,
@@ -35,7 +34,8 @@ from benchmarks._common import (
     published,
     write,
 )
-from benchmarks.eager import every_equation
+from benchmarks.models import zoo
+from benchmarks.readings.eager import every_equation
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ir.graph import by_shape
 from jaxmem.planning import best_fit, layout

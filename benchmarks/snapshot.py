@@ -24,9 +24,10 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks import foreign_models, zoo
-from benchmarks.models import BertConfig, StackConfig
-from benchmarks.zoo_transformers import GPT2, Llama, MaskedBert
+from benchmarks.models import foreign as foreign_models
+from benchmarks.models import zoo
+from benchmarks.models.transformers import BertConfig, StackConfig
+from benchmarks.models.zoo_transformers import GPT2, Llama, MaskedBert
 
 SDS = jax.ShapeDtypeStruct
 WORDS = 2048  # in vocabularies: layers, not logits, are to take the most

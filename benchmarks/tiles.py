@@ -6,7 +6,7 @@
     python -m benchmarks.tiles --collectives
     python -m benchmarks.tiles --picture
 
-The steps of `benchmarks.tile_steps`, compiled for the chip that the row names; nothing
+The steps of `benchmarks.steps.tiles`, compiled for the chip that the row names; nothing
 in them asks for tiles. "remat" has `jax.checkpoint` around each layer, "by hand" loops
 over the examples in each layer and around the head. "least" is what `jaxmem.schedule`
 reaches, "whole" the same with `tile=False`; "n tiles" is that number in every region,
@@ -20,11 +20,11 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks import tile_ways as ways
 from benchmarks._common import publish_some, result_of
 from benchmarks.before_after import PICTURE as README_PICTURE
 from benchmarks.before_after import draw
-from benchmarks.tile_steps import (
+from benchmarks.steps import tile_ways as ways
+from benchmarks.steps.tiles import (
     BERT,
     HEAD_BF16,
     HEAD_F32,

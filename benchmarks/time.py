@@ -20,10 +20,10 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from benchmarks import _xla_costs
 from benchmarks._common import publish
-from benchmarks._traces import Trace, by_instruction, plain_name, traces
-from benchmarks._xla_costs import COSTS, CYCLES, Costed, costed
+from benchmarks.readings import xla_costs as _xla_costs
+from benchmarks.readings.traces import Trace, by_instruction, plain_name, traces
+from benchmarks.readings.xla_costs import COSTS, CYCLES, Costed, costed
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.hlo import Hlo

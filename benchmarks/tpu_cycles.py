@@ -12,7 +12,7 @@ import jax
 
 import jaxmem
 from benchmarks import blocks
-from benchmarks._xla_costs import CYCLES, Costed, keep
+from benchmarks.readings.xla_costs import CYCLES, Costed, keep
 from jaxmem.chips import CHIPS, compiler_folders, get_target, topology, traced_for
 from jaxmem.memory.compile.worker_compile import devices_for
 

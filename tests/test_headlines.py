@@ -24,7 +24,7 @@ from benchmarks.headline.models import (
     TextClassifier,
 )
 from benchmarks.headline.parts import projected
-from benchmarks.models import StackConfig
+from benchmarks.models.transformers import StackConfig
 from jaxmem import ops
 from jaxmem.nn import linen
 

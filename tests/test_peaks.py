@@ -1,4 +1,4 @@
-"""The search of `benchmarks.peaks`, on steps whose bytes are a formula."""
+"""The search of `benchmarks.readings.peaks`, on steps whose bytes are a formula."""
 
 import types
 
@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import jaxmem
-from benchmarks.peaks import GIB, Peaks
+from benchmarks.readings.peaks import GIB, Peaks
 from jaxmem.memory import REFUSED, DoesNotFit
 from jaxmem.memory._batch_search import FURTHER, unit_of
 

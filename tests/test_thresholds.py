@@ -15,7 +15,7 @@ from benchmarks import (
     release,
 )
 from benchmarks._common import MIB, TARGETS
-from benchmarks.models import BertConfig
+from benchmarks.models.transformers import BertConfig
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_jax")]
 THRESHOLDS = [case for case in layers.cases() if case[-1] is not None]

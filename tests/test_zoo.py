@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import zoo
-from benchmarks.eager import every_equation
-from benchmarks.models import StackConfig
-from benchmarks.zoo_transformers import GPT2
+from benchmarks.models import zoo
+from benchmarks.models.transformers import StackConfig
+from benchmarks.models.zoo_transformers import GPT2
+from benchmarks.readings.eager import every_equation
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.planning import peak
 from tests.sets import one_of, slow_unless

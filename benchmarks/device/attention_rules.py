@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.kernel_cases import Case, nbytes
+from benchmarks.steps.kernels import Case, nbytes
 from jaxmem import ops
 
 SDS = jax.ShapeDtypeStruct

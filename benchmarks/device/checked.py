@@ -17,7 +17,7 @@ import jaxmem
 from benchmarks import blocks
 from benchmarks.device import on_device, steps, true
 from benchmarks.device.job import Job, Rows
-from benchmarks.kernel_cases import filled
+from benchmarks.steps.kernels import filled
 from jaxmem.checking import StepComparison, compared
 
 _SCALE = 0.05

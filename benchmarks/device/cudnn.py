@@ -15,9 +15,9 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from benchmarks import kernel_cases
 from benchmarks.device import attention_rules, right
 from benchmarks.device.job import Job, NotHere, Rows
+from benchmarks.steps import kernels as kernel_cases
 from jaxmem import ops
 from jaxmem.ops.attention import cudnn
 

@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import kernel_cases, kernels
+from benchmarks import kernels
 from benchmarks.device import libraries, machine, torch_times
 from benchmarks.device.job import Job, NotHere, Rows
 from benchmarks.device.right import refusal
 from benchmarks.device.timing import Chain, calls, in_turn
-from benchmarks.kernel_cases import Case, Size
+from benchmarks.steps import kernels as kernel_cases
+from benchmarks.steps.kernels import Case, Size
 from jaxmem.cost.equations import flops
 
 BF16, F32 = jnp.bfloat16, jnp.float32

@@ -17,7 +17,7 @@ from benchmarks.device import fast, machine
 from benchmarks.device.job import Job, NotHere, Rows
 from benchmarks.device.right import refusal
 from benchmarks.device.timing import in_turn
-from benchmarks.kernel_cases import Case, Size, attention_case
+from benchmarks.steps.kernels import Case, Size, attention_case
 from pallas_kernels.attention.gpu import case as gpu_case
 from pallas_kernels.attention.gpu import grid, over_keys, pingpong, streams
 

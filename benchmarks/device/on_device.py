@@ -12,7 +12,7 @@ import numpy as np
 import jaxmem
 from benchmarks._common import MIB
 from benchmarks.device import machine
-from benchmarks.kernel_cases import filled
+from benchmarks.steps.kernels import filled
 
 WORDS = 97  # tokens are less: the smallest vocabulary in use
 

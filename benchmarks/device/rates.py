@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from benchmarks.device import machine, on_device, seconds, traces
 from benchmarks.device.job import Job, Rows
 from benchmarks.device.timing import in_turn
-from benchmarks.kernel_cases import filled
+from benchmarks.steps.kernels import filled
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed, total

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import kernel_cases
 from benchmarks.device import attention_rules
 from benchmarks.device.job import Job, NotHere, Rows
 from benchmarks.device.machine import kernels_here
-from benchmarks.kernel_cases import Case, Size
+from benchmarks.steps import kernels as kernel_cases
+from benchmarks.steps.kernels import Case, Size
 from jaxmem import ops
 
 BF16, F32 = jnp.bfloat16, jnp.float32

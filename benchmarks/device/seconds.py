@@ -22,10 +22,10 @@ from unittest import mock
 import jaxmem
 from benchmarks import blocks
 from benchmarks._common import MIB, RESULTS
-from benchmarks._traces import by_instruction, plain_name
 from benchmarks.device import machine, on_device, traces, true
 from benchmarks.device.job import Job, Rows
 from benchmarks.device.timing import in_turn
+from benchmarks.readings.traces import by_instruction, plain_name
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed, total

@@ -17,7 +17,7 @@ from benchmarks._common import MIB
 from benchmarks.device import machine, on_device, true
 from benchmarks.device.job import GIB, Job, NotHere, Rows
 from benchmarks.device.timing import in_turn
-from benchmarks.models import BertConfig
+from benchmarks.models.transformers import BertConfig
 from jaxmem.scheduling import BudgetError
 
 MODELS = ("BERT-Large, 8 x 512", *blocks.STACKS)

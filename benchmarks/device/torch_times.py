@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.device.job import NotHere, Rows
 from benchmarks.device.timing import spread
-from benchmarks.kernel_cases import FULL, Size
+from benchmarks.steps.kernels import FULL, Size
 
 SMALL = Size(tokens=64, width=64, heads=1, words=128)
 ROUNDS = 15

@@ -15,7 +15,7 @@ from benchmarks import accumulation, batch, blocks
 from benchmarks._common import MIB, RESULTS
 from benchmarks.device import on_device
 from benchmarks.device.job import GIB, Job, NotHere, Rows
-from benchmarks.models import Bert, BertConfig
+from benchmarks.models.transformers import Bert, BertConfig
 from jaxmem.scheduling import BudgetError
 
 SMALL = blocks.SMALL_BERT

@@ -1,7 +1,7 @@
 """The figures of docs/tiles.md."""
 
 from benchmarks.figures.rows import figures, rows, table
-from benchmarks.tile_steps import BERT
+from benchmarks.steps.tiles import BERT
 
 # the titles of columns -> what the rows are named, the first that there is
 WAYS = {

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks import zoo
 from benchmarks._common import MIB
 from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import SDS, estimated
 from benchmarks.headline.models import (
     LeakyResNet,
 )
+from benchmarks.models import zoo
 from jaxmem.nn import linen
 
 

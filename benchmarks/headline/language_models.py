@@ -8,20 +8,21 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks import accumulation, zoo
+from benchmarks import accumulation
 from benchmarks._common import MIB
 from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import ADAMW, SDS, estimated
-from benchmarks.models import (
+from benchmarks.models import zoo
+from benchmarks.models.transformers import (
     Bert,
     BertConfig,
     Layer,
     abstract_params,
 )
-from benchmarks.pod_steps import FSDP, Model
-from benchmarks.pod_steps import step_of as sharded_step
+from benchmarks.models.zoo_transformers import Llama
 from benchmarks.release import KEY, adam_step
-from benchmarks.zoo_transformers import Llama
+from benchmarks.steps.pod import FSDP, Model
+from benchmarks.steps.pod import step_of as sharded_step
 from jaxmem import ops
 from jaxmem.optim import abstract_state, adamw, split_master
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks import zoo
 from benchmarks._common import MIB
+from benchmarks.models import zoo
 
 SDS = jax.ShapeDtypeStruct
 ADAMW = optax.adamw(1e-4)

@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from benchmarks.models import StackConfig, rotate, run_layers
+from benchmarks.models.transformers import StackConfig, rotate, run_layers
 
 
 @dataclass(frozen=True)

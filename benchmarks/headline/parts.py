@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks import frozen_models
 from benchmarks._common import MIB
 from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import SDS, estimated
@@ -19,7 +18,8 @@ from benchmarks.headline.models import (
     LlamaBlocks,
     LlamaParts,
 )
-from benchmarks.models import (
+from benchmarks.models import frozen as frozen_models
+from benchmarks.models.transformers import (
     LLAMA_1B,
     StackConfig,
     abstract_params,

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import jaxmem
-from benchmarks import tile_ways
+from benchmarks.steps import tile_ways
 from jaxmem.auditing._audit import audit_texts
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import kernel_cases
 from benchmarks.device import attention_rules, fast, forms, jobs, on_device, right
 from benchmarks.device.job import NotHere
+from benchmarks.steps import kernels as kernel_cases
 
 JOBS = jobs.jobs()
 FAST = (*("offload: on_host", "offload: a policy of JAX"),)

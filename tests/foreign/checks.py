@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.foreign_models import (
+from benchmarks.models.foreign import (
     KEY,
     LIBRARIES,
     SMALL,

@@ -8,7 +8,7 @@ import importlib.util
 
 import pytest
 
-from benchmarks.foreign_models import families
+from benchmarks.models.foreign import families
 from tests.foreign import checks
 
 pytestmark = [

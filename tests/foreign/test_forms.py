@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from benchmarks.foreign_models import (
+from benchmarks.models.foreign import (
     KEY,
     REAL,
     SMALL,
@@ -45,7 +45,7 @@ def test_a_vit_of_usual_size_is_estimated_and_scheduled(width):
 def test_tunix_trains_in_its_own_form():
     """An `nnx.jit` step with nnx's optimizer, on a substituted Llama."""
     pytest.importorskip("tunix", reason="pip install '.[foreign]'")
-    from benchmarks.foreign_tunix import FAMILIES
+    from benchmarks.models.foreign_tunix import FAMILIES
 
     family = FAMILIES["llama3"]
     batch = family.build(SMALL).batch

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import jaxmem
-from benchmarks.foreign_models import KEY, SMALL, train_step
+from benchmarks.models.foreign import KEY, SMALL, train_step
 from tests.foreign import checks
 
 pytest.importorskip("qwix")
 pytest.importorskip("tunix")
 base = pytest.importorskip("benchmarks.quantized_base")
-foreign_lora = pytest.importorskip("benchmarks.foreign_lora")
+foreign_lora = pytest.importorskip("benchmarks.models.foreign_lora")
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
 import jaxmem
 from benchmarks import kernels as benchmark
-from benchmarks.kernel_cases import Size
+from benchmarks.steps.kernels import Size
 from jaxmem import ops
 from jaxmem.chips import AbstractGpu
 from jaxmem.memory import CompileError, target_mesh, targets

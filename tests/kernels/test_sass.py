@@ -1,6 +1,6 @@
 """Clocks counted in machine code, on listings small enough to count by hand."""
 
-from benchmarks.sass import Clocks, inner_loops, programs_per_sm
+from benchmarks.readings.sass import Clocks, inner_loops, programs_per_sm
 
 # A loop over products with a wait inside, a loop of copies, and a wait at length.
 MATMUL = """

@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from benchmarks import models, zoo_transformers
-from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
+from benchmarks.models import transformers as models
+from benchmarks.models import zoo_transformers
+from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
 from examples import transformer_blocks as blocks
 from examples import transformer_blocks_nnx as blocks_nnx
 from jaxmem.linting._subject import levels

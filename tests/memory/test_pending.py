@@ -10,11 +10,11 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import jaxmem
-from benchmarks import zoo
-from benchmarks import zoo_vision as vision
-from benchmarks.models import BertConfig, StackConfig
-from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
-from benchmarks.zoo_transformers import GPT2, Llama, MaskedBert
+from benchmarks.models import zoo
+from benchmarks.models import zoo_vision as vision
+from benchmarks.models.transformers import BertConfig, StackConfig
+from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
+from benchmarks.models.zoo_transformers import GPT2, Llama, MaskedBert
 from jaxmem.memory import CompileError, _pending, begin, estimate
 from jaxmem.memory.compile import pool
 from jaxmem.memory.report import report as reporting

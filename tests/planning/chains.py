@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.remat_models import Layer, training_graph
+from benchmarks.models.graphs import Layer, training_graph
 from jaxmem.planning import Graph, Operation, Value
 
 

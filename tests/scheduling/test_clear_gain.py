@@ -7,9 +7,9 @@ import optax
 import pytest
 
 import jaxmem
-from benchmarks import zoo
-from benchmarks.models import StackConfig
-from benchmarks.zoo_transformers import GPT2, Llama
+from benchmarks.models import zoo
+from benchmarks.models.transformers import StackConfig
+from benchmarks.models.zoo_transformers import GPT2, Llama
 from jaxmem import schedule
 from jaxmem.scheduling._choice import Choice
 from tests.scheduling import problem

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jaxmem
-from benchmarks import models, release, vision_models, zoo
+from benchmarks import release
+from benchmarks.models import transformers as models
+from benchmarks.models import vision as vision_models
+from benchmarks.models import zoo
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.planning import lifetimes, order, peak, profile

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import jaxmem
-from benchmarks.models import StackConfig
-from benchmarks.moe_models import gelu_mlp, mapped, ragged, ragged_shards
-from benchmarks.parallel_model import TINY, made
-from benchmarks.parallel_models import MODELS, STEPS
-from benchmarks.zoo_transformers import Llama, MixtralLayer, OneHotMixtralLayer
+from benchmarks.models.moe import gelu_mlp, mapped, ragged, ragged_shards
+from benchmarks.models.on_a_mesh import MODELS, STEPS
+from benchmarks.models.parallel import TINY, made
+from benchmarks.models.transformers import StackConfig
+from benchmarks.models.zoo_transformers import Llama, MixtralLayer, OneHotMixtralLayer
 from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.scheduling import BudgetError, predict
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxmem
 from benchmarks.pod import products
-from benchmarks.pod_steps import FSDP, LLAMA, step_of
+from benchmarks.steps.pod import FSDP, LLAMA, step_of
 from tests.memory.test_estimate import AVAILABLE
 
 GIB = 2**30

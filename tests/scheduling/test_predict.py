@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 import jaxmem
-from benchmarks import predict_steps as steps
+from benchmarks.steps import predict as steps
 from jaxmem.ir import jaxprs
 from jaxmem.planning import peak
 from jaxmem.scheduling import predict

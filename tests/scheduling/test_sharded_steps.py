@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks.device_steps import STEPS
+from benchmarks.steps.devices import STEPS
 from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.scheduling import predict
 from jaxmem.scheduling.search.in_job import first_process

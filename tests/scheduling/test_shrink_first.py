@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from benchmarks.blocks import gradient_of_stack
-from benchmarks.models import LLAMA_1B, LlamaLayer, Stack
+from benchmarks.models.transformers import LLAMA_1B, LlamaLayer, Stack
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, by_shape
 from jaxmem.ir.scans import size_of

@@ -22,7 +22,7 @@ KINDS = {"products": 0.1, "loops": 0.1, "Triton's": 0.1, "sums": 0.1}
 PREDICT = """
 import json
 from benchmarks import time
-from benchmarks._traces import traces
+from benchmarks.readings.traces import traces
 print(json.dumps({one.name: (one.ms, *time.compared(one)) for one in traces()}))
 """
 

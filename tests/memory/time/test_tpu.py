@@ -21,7 +21,7 @@ UNKNOWN = 0.03  # of what is predicted is of operations that XLA does not estima
 PREDICT = """
 import json
 from benchmarks import time
-from benchmarks._xla_costs import CYCLES, costed
+from benchmarks.readings.xla_costs import CYCLES, costed
 steps = costed(CYCLES)
 print(json.dumps([[one.chip, one.name, *time.estimated(one)] for one in steps]))
 """

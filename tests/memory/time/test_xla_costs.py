@@ -12,7 +12,7 @@ FAR = 2.0  # times: XLA's model of what it does not know
 PREDICT = """
 import json
 from benchmarks import time
-from benchmarks._xla_costs import COSTS, costed
+from benchmarks.readings.xla_costs import COSTS, costed
 print(json.dumps({one.name: time.beside_xla(one) for one in costed(COSTS)}))
 """
 

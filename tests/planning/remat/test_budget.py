@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from benchmarks.remat_models import Layer, training_graph, transformer, vgg
+from benchmarks.models.graphs import Layer, training_graph, transformer, vgg
 from jaxmem import planning
 from jaxmem.planning import Graph, Operation, Value, sequence_profile
 from jaxmem.planning.remat.chain import chain_plans

@@ -18,8 +18,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.collectives import compiled
-from benchmarks.tile_steps import SHARDINGS, sharded
-from benchmarks.tile_ways import in_tiles, is_in_tiles
+from benchmarks.steps.tile_ways import in_tiles, is_in_tiles
+from benchmarks.steps.tiles import SHARDINGS, sharded
 from jaxmem import schedule
 from jaxmem.ir import jaxprs
 from jaxmem.memory.buffers import collectives_of, parse_hlo

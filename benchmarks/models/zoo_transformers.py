@@ -7,7 +7,8 @@ float32; products are taken in bfloat16, as these models are trained.
 import flax.linen as nn
 import jax.numpy as jnp
 
-from benchmarks.models import (
+from benchmarks.models.moe import gated_mlp, one_hot, ragged
+from benchmarks.models.transformers import (
     BertConfig,
     Layer,
     LlamaLayer,
@@ -15,7 +16,6 @@ from benchmarks.models import (
     StackConfig,
     run_layers,
 )
-from benchmarks.moe_models import gated_mlp, one_hot, ragged
 
 
 class MaskedBert(nn.Module):

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks import zoo_vision as vision
-from benchmarks.models import BertConfig, StackConfig
-from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
-from benchmarks.zoo_transformers import (
+from benchmarks.models import zoo_vision as vision
+from benchmarks.models.transformers import BertConfig, StackConfig
+from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
+from benchmarks.models.zoo_transformers import (
     GPT2,
     Llama,
     MaskedBert,

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 import jaxmem
-from benchmarks.foreign_models import Model, Size, cross_entropy, tokens
+from benchmarks.models.foreign import Model, Size, cross_entropy, tokens
 
 
 @dataclass(frozen=True)

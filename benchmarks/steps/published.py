@@ -26,9 +26,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks.device_steps import placed
-from benchmarks.tile_steps import BF16, F32, SDS, Made, norm
-from benchmarks.train_step import train_step
+from benchmarks.steps.devices import placed
+from benchmarks.steps.tiles import BF16, F32, SDS, Made, norm
+from benchmarks.steps.train import train_step
 
 HEAD = 128  # channels of each head
 FSDP, TENSOR = "fsdp", "tensor"

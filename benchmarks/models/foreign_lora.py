@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks import quantized_base
-from benchmarks.foreign_models import Loss, Model, Size
-from benchmarks.foreign_tunix import Family
+from benchmarks.models.foreign import Loss, Model, Size
+from benchmarks.models.foreign_tunix import Family
 
 
 def build(base: str, size: Size, family: Family, **options) -> Model:

@@ -15,9 +15,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks.models import Bert, BertConfig, Layer, abstract_params, masked_loss
+from benchmarks.models.transformers import (
+    Bert,
+    BertConfig,
+    Layer,
+    abstract_params,
+    masked_loss,
+)
 from benchmarks.release import KEY
-from benchmarks.tile_steps import (
+from benchmarks.steps.tiles import (
     BF16,
     F32,
     SDS,
@@ -27,7 +33,7 @@ from benchmarks.tile_steps import (
     softmax_attention,
     weights,
 )
-from benchmarks.train_step import train_step
+from benchmarks.steps.train import train_step
 
 LAYERS, WIDTH, HIDDEN, HEADS, WORDS = 16, 2048, 8192, 16, 32_000
 BATCH, TOKENS = 16, 2048

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.foreign_models import Model, Size, cross_entropy, images, tokens
+from benchmarks.models.foreign import Model, Size, cross_entropy, images, tokens
 
 
 class Transformer(hk.Module):

@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 import jaxmem
 from benchmarks import accumulation
 from benchmarks.blocks import made
-from benchmarks.models import Bert, BertConfig, abstract_params
+from benchmarks.models.transformers import Bert, BertConfig, abstract_params
 from benchmarks.release import KEY, adam_step
-from benchmarks.train_step import train_step
+from benchmarks.steps.train import train_step
 
 SDS = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import jax
 
 import jaxmem
-from benchmarks.kernel_cases import Case
+from benchmarks.steps.kernels import Case
 from jaxmem.chips import compiler_folders
 
 TOOLS = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}

@@ -11,7 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from benchmarks.models import run_layers
+from benchmarks.models.transformers import run_layers
 
 
 @dataclass(frozen=True)

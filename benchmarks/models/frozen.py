@@ -11,8 +11,8 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from benchmarks.models import run_layers
-from benchmarks.vision_models import SelfAttention
+from benchmarks.models.transformers import run_layers
+from benchmarks.models.vision import SelfAttention
 
 
 @dataclass(frozen=True)

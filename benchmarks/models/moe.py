@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.parallel_model import (
+from benchmarks.models.parallel import (
     Model,
     Sizes,
     by_name,
@@ -22,7 +22,7 @@ from benchmarks.parallel_model import (
     language_loss,
     pin,
 )
-from benchmarks.tile_steps import F32, SDS, attended, norm, softmax_attention
+from benchmarks.steps.tiles import F32, SDS, attended, norm, softmax_attention
 
 CHOSEN = 2  # experts of a token
 ROOM = 1.25  # tokens that an expert takes, in terms of its even share

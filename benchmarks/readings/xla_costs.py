@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks._common import RESULTS
-from benchmarks._traces import TABLES, pack
+from benchmarks.readings.traces import TABLES, pack
 from jaxmem.chips import Rates
 from jaxmem.memory.buffers.hlo import Hlo
 from jaxmem.memory.time.schedule import TimedKernel

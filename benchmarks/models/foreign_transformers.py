@@ -14,7 +14,7 @@ import transformers
 from flax import linen
 
 import jaxmem
-from benchmarks.foreign_models import Model, Size, cross_entropy, images, tokens
+from benchmarks.models.foreign import Model, Size, cross_entropy, images, tokens
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 transformers.logging.set_verbosity_error()  # it says that Flax is deprecated

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.parallel_model import (
+from benchmarks.models.parallel import (
     Model,
     Sizes,
     by_name,
@@ -21,7 +21,7 @@ from benchmarks.parallel_model import (
     language_loss,
     pin,
 )
-from benchmarks.tile_steps import F32, layer, softmax_attention
+from benchmarks.steps.tiles import F32, layer, softmax_attention
 
 DATA, CONTEXT = "data", "context"
 TOKENS = P(DATA, CONTEXT)

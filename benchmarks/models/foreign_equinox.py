@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmem
-from benchmarks.foreign_models import Model, Size, cross_entropy, images, tokens
+from benchmarks.models.foreign import Model, Size, cross_entropy, images, tokens
 
 
 class Block(eqx.Module):

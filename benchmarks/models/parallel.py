@@ -13,9 +13,9 @@ import optax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.device_steps import placed
-from benchmarks.tile_steps import BF16, F32, SDS, Made, cross_entropy, weights
-from benchmarks.train_step import train_step
+from benchmarks.steps.devices import placed
+from benchmarks.steps.tiles import BF16, F32, SDS, Made, cross_entropy, weights
+from benchmarks.steps.train import train_step
 
 
 class Sizes(NamedTuple):

@@ -11,7 +11,7 @@ import jaxmem
 from benchmarks import collectives
 from benchmarks._common import MIB, TOO_LARGE
 from benchmarks.blocks import matmul_flops
-from benchmarks.tile_steps import STEPS, Made
+from benchmarks.steps.tiles import STEPS, Made
 from jaxmem.ir import jaxprs
 from jaxmem.memory import DoesNotFit, MemoryReport
 from jaxmem.memory.buffers import KINDS, Collective

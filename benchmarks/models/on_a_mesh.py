@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jaxmem
-from benchmarks import context_models, moe_models, pipeline_model
-from benchmarks.parallel_model import REAL, Model, made
-from benchmarks.tile_steps import Made
+from benchmarks.models import context as context_models
+from benchmarks.models import moe as moe_models
+from benchmarks.models import pipeline as pipeline_model
+from benchmarks.models.parallel import REAL, Model, made
+from benchmarks.steps.tiles import Made
 
 
 class Spread(NamedTuple):

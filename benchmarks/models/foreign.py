@@ -116,7 +116,7 @@ LIBRARIES = ("transformers", "equinox", "haiku", "tunix")
 
 
 def _library(name: str) -> ModuleType:
-    return importlib.import_module(f"benchmarks.foreign_{name}")
+    return importlib.import_module(f"benchmarks.models.foreign_{name}")
 
 
 def families(libraries: Iterable[str] = LIBRARIES) -> list[tuple[str, str]]:

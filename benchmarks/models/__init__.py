@@ -1,0 +1,1 @@
+"""Models as their users write them, in Flax and in other libraries."""

@@ -1,0 +1,1 @@
+"""What is read off programs and devices: machine code, profiles, peaks."""

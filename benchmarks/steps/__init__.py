@@ -1,0 +1,1 @@
+"""Training steps and cases that a benchmark compiles under many forms."""
