@@ -12,7 +12,7 @@ from benchmarks.models.parallel import REAL, Model, made
 from benchmarks.steps.tiles import Made
 
 
-class Spread(NamedTuple):
+class Spec(NamedTuple):
     """A model, and the mesh that it is for."""
 
     model: Callable[..., Model]  # of a mesh and sizes
@@ -20,22 +20,22 @@ class Spread(NamedTuple):
     axes: Sequence[str]
 
 
-MODELS: Mapping[str, Spread] = {
-    "MoE, ragged, data parallel": Spread(moe_models.ragged_data, (8,), ("data",)),
-    "MoE, ragged, data parallel, mapped": Spread(
+MODELS: Mapping[str, Spec] = {
+    "MoE, ragged, data parallel": Spec(moe_models.ragged_data, (8,), ("data",)),
+    "MoE, ragged, data parallel, mapped": Spec(
         moe_models.ragged_mapped, (8,), ("data",)
     ),
-    "MoE, ragged, expert parallel": Spread(
+    "MoE, ragged, expert parallel": Spec(
         moe_models.ragged_experts, (2, 4), ("data", "expert")
     ),
-    "MoE, one-hot, expert parallel": Spread(
+    "MoE, one-hot, expert parallel": Spec(
         moe_models.one_hot_experts, (2, 4), ("data", "expert")
     ),
-    "pipeline parallel": Spread(pipeline_model.pipeline, (2, 4), ("data", "stage")),
-    "context parallel, gathered": Spread(
+    "pipeline parallel": Spec(pipeline_model.pipeline, (2, 4), ("data", "stage")),
+    "context parallel, gathered": Spec(
         context_models.gathered_context, (2, 4), ("data", "context")
     ),
-    "context parallel, ring attention": Spread(
+    "context parallel, ring attention": Spec(
         context_models.ring_context, (2, 4), ("data", "context")
     ),
 }

@@ -15,7 +15,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape, is_transposed
-from jaxmem.ir.shards import InputSpreads, of_shardings
+from jaxmem.ir.shards import InputShardings, of_shardings
 from jaxmem.memory.report.advice import AdvisedStep
 from jaxmem.rewriting import KeptInside, kept_inside, with_losses
 from jaxmem.scheduling import operations_of
@@ -103,8 +103,8 @@ def _written(size: int) -> str:
 def _substituted(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
     aliases = by_shape(step.closed, step.donated)
     named = tuple(getattr(spec, "sharding", None) for spec in step.specs)
-    spreads = of_shardings(step.closed, named if any(named) else ())
-    how = is_tpu(step.target), spreads
+    shardings = of_shardings(step.closed, named if any(named) else ())
+    how = is_tpu(step.target), shardings
     kept, saved = _released(with_losses(step.closed), aliases, *how)
     if saved > 0:
         peak = _expected(step, peaks, peaks.plain - saved)
@@ -112,10 +112,10 @@ def _substituted(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
 
 
 def _released(
-    closed: Any, aliases: Any, tpu: bool, spreads: InputSpreads | None = None
+    closed: Any, aliases: Any, tpu: bool, shardings: InputShardings | None = None
 ) -> tuple[list[tuple[KeptInside, int]], int]:
     """What formulas keep with its bytes, and what less the predicted peak is."""
-    ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
+    ops = operations_of(closed, aliases, tpu=tpu, shardings=shardings)
     if not any(map(is_transposed, ops.closed.eqns)):
         bodies = (b for eqn in ops.closed.eqns for b in jaxprs.bodies(eqn))
         inside = (b for b in bodies if any(map(is_transposed, jaxprs.walk(b))))

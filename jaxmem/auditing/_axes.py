@@ -23,7 +23,7 @@ _NOT_BY_ELEMENT = frozenset(
 
 
 def where(made: Instruction, shapes: Sequence[str], operands: Sequence[Any]) -> Where:
-    """The placed axes of a result, from the shapes and spreads of its operands."""
+    """The placed axes of a result, from the shapes and shardings of its operands."""
     sizes = _sizes(made.shape)
     nowhere: Where = (None,) * len(sizes)
     pairs = list(zip(shapes, operands, strict=True))

@@ -7,7 +7,7 @@ from functools import cached_property
 from jaxmem.auditing._flow import Flow
 from jaxmem.auditing._lives import Lives
 from jaxmem.auditing._report import AuditFinding
-from jaxmem.auditing._spread import ModuleSpreads
+from jaxmem.auditing._sharding import ModuleShardings
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.assignment import (
     Allocation,
@@ -50,13 +50,13 @@ class Module:
         return Lives(self.hlo, self.flow, frozenset(n for _, n in self.aliases))
 
     @cached_property
-    def spreads(self) -> ModuleSpreads:
+    def shardings(self) -> ModuleShardings:
         """How each value differs among devices."""
         shards = [
             None if self._may_be_cut(number) else one
             for number, one in enumerate(self.step.shards)
         ]
-        return ModuleSpreads(self.hlo, shards)
+        return ModuleShardings(self.hlo, shards)
 
     def _may_be_cut(self, number: int) -> bool:
         """Whether the compiler chose a parameter's shards, and it is not whole."""

@@ -17,22 +17,22 @@ from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import mapped_axes
 from jaxmem.ir.primitives import Kind
-from jaxmem.ir.propagation import given_inside, spreads_in
+from jaxmem.ir.propagation import given_inside, shardings_in
 from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_var, iterations
-from jaxmem.ir.shards import WHOLE, Spreads
+from jaxmem.ir.shards import WHOLE, Shardings
 
 # A random word, in terms of what it takes to write it: that, and 60 operations of
 # threefry, as of a compiled kernel: by an H100's rates another 1.8 times.
 _HASH = 3
 
 
-def flops(eqn, spreads: Spreads = WHOLE) -> float:
+def flops(eqn, shardings: Shardings = WHOLE) -> float:
     """Multiplications and additions of matmuls and convolutions, loops in full."""
     if not primitives.is_product(eqn):
-        return _of_products_inside(eqn, spreads, flops)
+        return _of_products_inside(eqn, shardings, flops)
     if is_ragged(eqn):
-        return ragged_flops(eqn) / spreads.workers(eqn)
+        return ragged_flops(eqn) / shardings.workers(eqn)
     if primitives.is_dot(eqn):
         (contracted, _), _ = eqn.params["dimension_numbers"]
         shape = eqn.invars[0].aval.shape
@@ -42,18 +42,18 @@ def flops(eqn, spreads: Spreads = WHOLE) -> float:
         # its output features are among the elements of the output
         kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
         inner = elements(kernel)
-    return 2.0 * inner * elements(eqn.outvars[0].aval.shape) / spreads.workers(eqn)
+    return 2.0 * inner * elements(eqn.outvars[0].aval.shape) / shardings.workers(eqn)
 
 
-def arithmetic(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
+def arithmetic(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float:
     """How long the arithmetic of a matmul or a convolution takes; 0 of all else."""
     if not primitives.is_product(eqn):
         return 0.0
     narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
-    return flops(eqn, spreads) / (machine.narrow if narrow else machine.wide)
+    return flops(eqn, shardings) / (machine.narrow if narrow else machine.wide)
 
 
-def seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float | None:
+def seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float | None:
     """How long an equation takes; None where nobody can tell, or it has effects."""
     if _compat.has_side_effects(eqn):
         return None
@@ -63,61 +63,61 @@ def seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float | None:
     if known.opaque or known.sends:
         return None
     if jaxprs.bodies(eqn):
-        return _inside(eqn, spreads, lambda e, s: seconds(e, machine, s))
+        return _inside(eqn, shardings, lambda e, s: seconds(e, machine, s))
     if primitives.is_product(eqn):
-        return arithmetic(eqn, machine, spreads)
+        return arithmetic(eqn, machine, shardings)
     # a counter is hashed: that takes arithmetic where others wait for memory
     if known.kind is Kind.RANDOM:
-        return _HASH * sum(map(spreads.bytes_of, eqn.outvars)) / machine.bandwidth
+        return _HASH * sum(map(shardings.bytes_of, eqn.outvars)) / machine.bandwidth
     atoms = filter(is_var, [*eqn.invars, *eqn.outvars])
-    return sum(map(spreads.bytes_of, atoms)) / machine.bandwidth
+    return sum(map(shardings.bytes_of, atoms)) / machine.bandwidth
 
 
-def recompute_seconds(eqn, machine: Machine, spreads: Spreads) -> float | None:
+def recompute_seconds(eqn, machine: Machine, shardings: Shardings) -> float | None:
     """The same to compute it once more: what devices send each other for it, too."""
-    own = seconds(eqn, machine, spreads)
-    return None if own is None else own + sent(eqn, spreads) / machine.link
+    own = seconds(eqn, machine, shardings)
+    return None if own is None else own + sent(eqn, shardings) / machine.link
 
 
-def product_seconds(eqn, machine: Machine, spreads: Spreads = WHOLE) -> float:
+def product_seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
     if primitives.is_product(eqn):
-        return arithmetic(eqn, machine, spreads)
+        return arithmetic(eqn, machine, shardings)
     of = lambda e, s: product_seconds(e, machine, s)
-    return _of_products_inside(eqn, spreads, of)
+    return _of_products_inside(eqn, shardings, of)
 
 
 def _of_products_inside(
-    eqn, spreads: Spreads, of: Callable[[Any, Spreads], float]
+    eqn, shardings: Shardings, of: Callable[[Any, Shardings], float]
 ) -> float:
-    # where there are none, it is no matter how arrays inside are spread
+    # where there are none, it is no matter how arrays inside are sharded
     inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
     if not any(map(primitives.is_product, inside)):
         return 0.0
-    return _inside(eqn, spreads, of) or 0.0
+    return _inside(eqn, shardings, of) or 0.0
 
 
 def _inside(
-    eqn, spreads: Spreads, of: Callable[[Any, Spreads], float | None]
+    eqn, shardings: Shardings, of: Callable[[Any, Shardings], float | None]
 ) -> float | None:
     """The sum over the equations inside; of the branches of a `cond` the largest."""
     # None where `of` is None for any of them.
     sums = []
     for body in jaxprs.bodies(eqn):
-        given = given_inside(eqn, body, spreads)
-        inside = spreads_in(body, given)
+        given = given_inside(eqn, body, shardings)
+        inside = shardings_in(body, given)
         parts = [of(e, inside) for e in jaxprs.split(body)[0].eqns]
         known = [x for x in parts if x is not None]
         if len(known) < len(parts):
             return None
-        sums.append(sum(known) / (_sharing(eqn, spreads) if given is None else 1))
+        sums.append(sum(known) / (_sharing(eqn, shardings) if given is None else 1))
     # one branch is taken, and nobody knows which
     one = max(sums) if primitives.is_branch(eqn) else sum(sums)
     return iterations(eqn) * one
 
 
-def _sharing(eqn, spreads: Spreads) -> int:
+def _sharing(eqn, shardings: Shardings) -> int:
     """How many devices share what the bodies of an equation are of."""
     # that of a `shard_map` is of one device already
     own = mapped_axes(eqn) if primitives.is_shard_map(eqn) else ()
-    return spreads.workers(eqn, without=own)
+    return shardings.workers(eqn, without=own)

@@ -9,40 +9,40 @@ from jaxmem.chips import Machine
 from jaxmem.cost.equations import seconds
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.propagation import given_inside, spreads_in
+from jaxmem.ir.propagation import given_inside, shardings_in
 from jaxmem.ir.scans import is_on_host, iterations
-from jaxmem.ir.shards import InputSpreads, Spreads
+from jaxmem.ir.shards import InputShardings, Shardings
 
 
-def host_traffic(closed, given: InputSpreads | None = None) -> int:
+def host_traffic(closed, given: InputShardings | None = None) -> int:
     """Bytes that a device moves to the host's memory and back; a `while` counts once.
 
     Args:
       closed: a step.
-      given: how its inputs are spread over devices, where that is known.
+      given: how its inputs are sharded over devices, where that is known.
     """
     if not _moves(closed):
         return 0
-    spreads = spreads_in(closed, given)
-    return sum(_traffic(eqn, spreads) for eqn in jaxprs.split(closed)[0].eqns)
+    shardings = shardings_in(closed, given)
+    return sum(_traffic(eqn, shardings) for eqn in jaxprs.split(closed)[0].eqns)
 
 
-def _traffic(eqn, spreads: Spreads) -> int:
+def _traffic(eqn, shardings: Shardings) -> int:
     """Of an equation and its bodies, all iterations of a scan."""
     total = 0
     if primitives.is_transfer(eqn):
         for u, v in zip(eqn.invars, eqn.outvars, strict=True):
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
-            shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
+            shards = shardings.shards(u if is_on_host(u) else v)  # as the host has it
             total += size // shards if is_on_host(u) != is_on_host(v) else 0
     inside = (
-        host_traffic(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)
+        host_traffic(b, given_inside(eqn, b, shardings)) for b in jaxprs.bodies(eqn)
     )
     return total + iterations(eqn) * sum(inside)
 
 
 def waiting_for_host(
-    closed, machine: Machine, given: InputSpreads | None = None
+    closed, machine: Machine, given: InputShardings | None = None
 ) -> float:
     """Seconds that scans wait for the link to the host, by what they compute and move.
 
@@ -51,11 +51,11 @@ def waiting_for_host(
     """
     if not _moves(closed):
         return 0.0
-    total, spreads = 0.0, spreads_in(closed, given)
+    total, shardings = 0.0, shardings_in(closed, given)
     for eqn in jaxprs.split(closed)[0].eqns:
-        within = [(b, given_inside(eqn, b, spreads)) for b in jaxprs.bodies(eqn)]
+        within = [(b, given_inside(eqn, b, shardings)) for b in jaxprs.bodies(eqn)]
         if primitives.is_scan(eqn) and not any(map(_has_copies, _inner(eqn))):
-            work, sent = seconds(eqn, machine, spreads), _traffic(eqn, spreads)
+            work, sent = seconds(eqn, machine, shardings), _traffic(eqn, shardings)
             total += 0.0 if work is None else max(0.0, sent / machine.host - work)
         else:
             total += sum(waiting_for_host(b, machine, known) for b, known in within)

@@ -15,7 +15,7 @@ from jaxmem.ir.fused import is_fused
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import WHOLE, Spreads
+from jaxmem.ir.shards import WHOLE, Shardings
 
 
 class LiveBytes:
@@ -24,11 +24,11 @@ class LiveBytes:
     def __init__(
         self,
         graph: JaxprGraph,
-        spreads: Spreads = WHOLE,
+        shardings: Shardings = WHOLE,
         within: Collection[int] | None = None,
     ):
         """`within`: positions of the equations that run; all of them, if None."""
-        self.graph, self.spreads = graph, spreads
+        self.graph, self.shardings = graph, shardings
         self.count = len(graph.eqns)
         every = range(self.count) if within is None else sorted(within)
         self.made = {v: i for i in every for v in graph.eqns[i].outvars}
@@ -60,7 +60,7 @@ class LiveBytes:
         """Bytes on one device of what has any."""
         made = ((v, self.graph.eqns[i]) for v, i in self.made.items())
         has = (v for v, eqn in made if self._has_bytes(eqn, v))
-        return {v: float(self.spreads.bytes_of(v)) for v in has}
+        return {v: float(self.shardings.bytes_of(v)) for v in has}
 
     @cached_property
     def whole(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import bodies, elements
 from jaxmem.ir.placements import REPLICATE, Placements, Shard
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Spreads
+from jaxmem.ir.shards import Shardings
 
 
 def wide(dtype):
@@ -35,11 +35,11 @@ def summed_size(v) -> int:
     return elements(v.aval.shape) * wide(v.aval.dtype).itemsize
 
 
-def sum_bytes(eqn, v, spreads: Spreads) -> float:
+def sum_bytes(eqn, v, shardings: Shardings) -> float:
     """Bytes on one device of what the parts of an equation are added to."""
     # a product's sum is whole until it is scattered over the devices it is summed over
-    partial = spreads.partial_bytes(eqn) / max(1, spreads.bytes_of(v))
-    return summed_size(v) / spreads.shards(v) * max(1, partial)
+    partial = shardings.partial_bytes(eqn) / max(1, shardings.bytes_of(v))
+    return summed_size(v) / shardings.shards(v) * max(1, partial)
 
 
 class Work(NamedTuple):
@@ -63,11 +63,11 @@ class Price:
 
     Attributes:
       target: the chip's name, one of `jaxmem.targets()`.
-      spreads: how the equations' arrays are spread over devices.
+      shardings: how the equations' arrays are sharded over devices.
     """
 
     target: str
-    spreads: Spreads = field(default_factory=Spreads)
+    shardings: Shardings = field(default_factory=Shardings)
 
     @property
     def machine(self) -> Machine:
@@ -83,15 +83,15 @@ class Price:
         if is_fused(eqn):
             return Work()
         moved = sum(
-            self.spreads.bytes_of(v) / (1 if axis is None else n)
+            self.shardings.bytes_of(v) / (1 if axis is None else n)
             for v, axis in placed.operands(eqn)
             if is_var(v)
         )
         for v, axis in zip(eqn.outvars, placed.out_axes, strict=True):
             if axis is None:  # read and written
-                moved += 2 * sum_bytes(eqn, v, self.spreads)
+                moved += 2 * sum_bytes(eqn, v, self.shardings)
             else:
-                moved += self.spreads.bytes_of(v) / n
+                moved += self.shardings.bytes_of(v) / n
         return Work(max(self._work(eqn) / n, moved / self.machine.bandwidth), 1)
 
     def alike(self, eqn) -> Work:
@@ -100,7 +100,7 @@ class Price:
 
     def seconds(self, eqn) -> float:
         """Of an equation and the loops in it, on one device."""
-        return seconds(eqn, self.machine, self.spreads) or 0.0
+        return seconds(eqn, self.machine, self.shardings) or 0.0
 
     def longer(self, whole: Work, loops: Iterable[Work], n: int) -> float:
         """What `n` iterations of these loops take longer than the whole."""
@@ -113,4 +113,4 @@ class Price:
         """Of its arithmetic; of a loop that of its own operations."""
         if bodies(eqn):
             return self.seconds(eqn)
-        return arithmetic(eqn, self.machine, self.spreads)
+        return arithmetic(eqn, self.machine, self.shardings)

@@ -18,7 +18,7 @@ class TracedProgram:
     Attributes:
       closed: its jaxpr, without dead code.
       donated: positions of the inputs whose buffers it may reuse.
-      devices: over how many its arrays are spread; 1 where that is not known.
+      devices: over how many its arrays are sharded; 1 where that is not known.
       distributed: whether devices of other processes take part.
     """
 

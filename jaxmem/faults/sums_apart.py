@@ -29,7 +29,7 @@ def with_sums_apart(closed, spread: bool):
 
     Args:
       closed: the jaxpr of a step.
-      spread: whether it may run on several devices: on one nothing is lost.
+      sharded: whether it may run on several devices: on one nothing is lost.
     """
     scatters = _lost(closed, spread)
     return _apart(closed, scatters) if scatters else closed
@@ -41,7 +41,7 @@ def has_sums_apart(closed, spread: bool) -> bool:
 
 
 def devices_of(shardings: Iterable[Any]) -> int:
-    """Over how many devices arrays are spread, as their shardings say."""
+    """Over how many devices arrays are sharded, as their shardings say."""
     meshes = (getattr(s, "mesh", None) for s in shardings if s is not None)
     return max((m.size for m in meshes if m is not None), default=1)
 

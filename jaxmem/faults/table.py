@@ -36,7 +36,7 @@ SUMS_OF_TABLES = KnownFault(
     "with jax 0.12.0.1 it is in the loop",
     consequence="wrong values",
     what="the gradient of a replicated table, added up in a loop over parts of "
-    "examples that are spread over devices: all but one device lose what they add "
+    "examples that are sharded over devices: all but one device lose what they add "
     "before the last iteration",
     way_round="put jax.lax.optimization_barrier around the gradient before it is "
     "added, as jaxmem.schedule does, or scale it first, as jaxmem.microbatch does",

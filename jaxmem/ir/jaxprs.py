@@ -104,7 +104,7 @@ def keeps_sharding(eqn: JaxprEqn) -> bool:
 
 
 def _is_explicit(sharding: Any) -> bool:
-    """Whether a type says how an array is spread."""
+    """Whether a type says how an array is sharded."""
     return AxisType.Explicit in sharding.mesh.axis_types
 
 

@@ -1,6 +1,6 @@
-"""Activations that XLA does not spread over devices as the examples are.
+"""Activations that XLA does not sharded over devices as the examples are.
 
-Weights that are spread over the axis of the mesh that the examples are spread over
+Weights that are sharded over the axis of the mesh that the examples are sharded over
 (FSDP) leave XLA a choice: to gather the weights, or to move the activations to the axis
 that the weights are cut along. Unless a constraint says otherwise it may do the latter,
 and the devices send each other activations, in every layer.
@@ -14,28 +14,28 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import LARGE, size_of
-from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shards import Spread, of_shardings, whole
+from jaxmem.ir.shard_labels import labelled_shardings
+from jaxmem.ir.shards import Spec, of_shardings, whole
 from jaxmem.ir.types import Body, JaxprEqn
 
 
 @dataclass(frozen=True)
 class LostAxis:
-    """An activation that is spread otherwise than what it is made of.
+    """An activation that is sharded otherwise than what it is made of.
 
     Attributes:
       eqn: what makes it; a scan for what layers hand on.
       var: the activation.
-      asked: how it is spread by what is named for arguments and in constraints.
-      found: how XLA spreads it.
+      asked: how it is sharded by what is named for arguments and in constraints.
+      found: how XLA shards it.
     """
 
     eqn: Any
     var: Any
-    asked: Spread
-    found: Spread
+    asked: Spec
+    found: Spec
 
     @property
     def constraint(self) -> str:
@@ -50,9 +50,9 @@ class LostAxis:
         gone = [(k, n) for k, n in axes if n not in self.found[k]]
         (axis, name), *_ = gone
         now = next((k for k, names in enumerate(self.found) if name in names), None)
-        instead = "each device has all" if now is None else f"XLA spreads axis {now}"
+        instead = "each device has all" if now is None else f"XLA shards axis {now}"
         return (
-            f"axis {axis} of {self.var.aval.str_short()} is not spread over {name!r} "
+            f"axis {axis} of {self.var.aval.str_short()} is not sharded over {name!r} "
             f"as the examples are: {instead}"
         )
 
@@ -63,7 +63,7 @@ def lost_axes(closed: Body, shardings: Sequence[Any]) -> Iterator[LostAxis]:
     given = of_shardings(flat, shardings) if any(shardings) else None
     if given is None:
         return
-    asked, found = labelled_spreads(flat, given), spreads_in(flat, given)
+    asked, found = labelled_shardings(flat, given), shardings_in(flat, given)
     if found.mesh is None:
         return
     eqns = jaxprs.split(flat)[0].eqns
@@ -72,9 +72,9 @@ def lost_axes(closed: Body, shardings: Sequence[Any]) -> Iterator[LostAxis]:
     for made in (layers, products):
         wanted = ((e, v, asked.of.get(v)) for e, v in made if size_of(v) >= LARGE)
         lost = [
-            LostAxis(eqn, v, spread, found.of.get(v, whole(v)))
-            for eqn, v, spread in wanted
-            if spread and _is_lost(spread, found.of.get(v, whole(v)))
+            LostAxis(eqn, v, spec, found.of.get(v, whole(v)))
+            for eqn, v, spec in wanted
+            if spec and _is_lost(spec, found.of.get(v, whole(v)))
         ]
         yield from lost
         if lost:
@@ -86,5 +86,5 @@ def _carries(eqn: JaxprEqn) -> list[Any]:
     return [v for v in eqn.outvars[:count] if is_var(v) and v.aval.ndim > 1]
 
 
-def _is_lost(asked: Spread, found: Spread) -> bool:
+def _is_lost(asked: Spec, found: Spec) -> bool:
     return any({*a} - {*b} for a, b in zip(asked, found, strict=True))

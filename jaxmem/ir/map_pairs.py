@@ -72,13 +72,13 @@ class MapPair:
 
     @property
     def in_specs(self) -> list[PartitionSpec]:
-        """How the inputs of both are spread."""
+        """How the inputs of both are sharded."""
         own = self.backward.params["in_specs"]
         return [*self.forward.params["in_specs"], *(own[k] for k in self.given)]
 
     @property
     def out_specs(self) -> list[PartitionSpec]:
-        """How the outputs of both are spread."""
+        """How the outputs of both are sharded."""
         own = self.forward.params["out_specs"]
         return [*(own[k] for k in self.outs), *self.backward.params["out_specs"]]
 

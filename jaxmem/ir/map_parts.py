@@ -3,7 +3,7 @@
 A pass that decides for each operation whether it is done a second time sees a
 `shard_map` as one operation. In parts, each result is handed from one to the next as
 JAX hands a residual from the forward to the backward pass: the devices' arrays side by
-side along axis 0, spread over the axes of the mesh along which they differ.
+side along axis 0, sharded over the axes of the mesh along which they differ.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -114,7 +114,7 @@ class _Parts:
             pairs = zip(given, shards, strict=True)
             own = {v: as_rank(x, v.aval.ndim) for v, x in pairs}
             outs = run([own[v] if is_var(v) else v.val for v in invars])
-            # a number of each device is spread as an array of one element
+            # a number of each device is sharded as an array of one element
             ranks = (
                 max(v.aval.ndim, len(s))
                 for v, s in zip(outvars, out_specs, strict=True)
@@ -125,7 +125,7 @@ class _Parts:
         return list(_compat.in_context_of(self.eqn, one, *(x for x, _ in known)))
 
     def lifted(self, v: Var) -> PartitionSpec:
-        """How a variable of the body is spread: over all axes that it differs along."""
+        """How a variable of the body is sharded: over all axes it differs along."""
         names = mapped_axes(self.eqn)
         if self.eqn.params["check_vma"]:
             names &= v.aval.manual_axis_type.varying

@@ -1,12 +1,12 @@
-"""How the arrays of a list of equations are spread, as XLA's own propagation has it.
+"""How the arrays of a list of equations are sharded, as XLA's own propagation has it.
 
 The equations are lowered with all that they make as results, and Shardy's propagation,
 which XLA runs first, is run on the module: a tenth of a second, and nothing is
 compiled. What XLA does afterwards it does to shards: it gathers operands of products,
 and sums what products of shards give.
 
-Arrays that are made of numbers alone have a copy for each reader, spread as the reader
-is: they are told by the labels of `ir.placements`. What is spread over a part of an
+Arrays that are made of numbers alone have a copy for each reader, sharded as the reader
+is: they are told by the labels of `ir.placements`. What is sharded over a part of an
 axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
@@ -24,32 +23,36 @@ from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import split
-from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
+from jaxmem.ir.shards import InputShardings, Names, Shardings, Spec, sharding_of
 from jaxmem.ir.types import Body, Jaxpr, JaxprEqn, Var
 
-# jaxpr -> how its inputs are spread -> what was found
-_FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Spreads]] = weakref.WeakKeyDictionary()
+# jaxpr -> how its inputs are sharded -> what was found
+_FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Shardings]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-_SMALL = 2**16  # elements below which it is no matter how numbers are spread
+_SMALL = 2**16  # elements below which it is no matter how numbers are sharded
 
 
-def spreads_in(closed: Body, given: InputSpreads | None) -> Spreads:
-    """How the arrays of a list of equations are spread, by how its inputs are."""
+def shardings_in(closed: Body, given: InputShardings | None) -> Shardings:
+    """How the arrays of a list of equations are sharded, by how its inputs are."""
     jaxpr = jaxprs.split(closed)[0]
     if given is None or not _is_known(jaxpr):
-        return Spreads()
+        return Shardings()
     known = _FOUND.setdefault(jaxpr, {})
     if given not in known:
         known[given] = _propagated(closed, given)
     return known[given]
 
 
-def given_inside(eqn: JaxprEqn, body: Body, spreads: Spreads) -> InputSpreads | None:
-    """How the inputs of a body are spread, as far as that is known."""
+def given_inside(
+    eqn: JaxprEqn, body: Body, shardings: Shardings
+) -> InputShardings | None:
+    """How the inputs of a body are sharded, as far as that is known."""
     if primitives.is_scan(eqn) or primitives.is_branch(eqn):
-        return spreads.body(eqn)
-    return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
+        return shardings.body(eqn)
+    return shardings.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
 
 
 def _is_known(jaxpr: Jaxpr) -> bool:
@@ -58,7 +61,7 @@ def _is_known(jaxpr: Jaxpr) -> bool:
     return _compat.uses_shardy() and all(isinstance(d, int) for d in sizes)
 
 
-def _propagated(closed: Body, given: InputSpreads) -> Spreads:
+def _propagated(closed: Body, given: InputShardings) -> Shardings:
     jaxpr = jaxprs.split(closed)[0]
     made = [v for v in _outputs(jaxpr) if hasattr(v.aval, "shape")]
 
@@ -75,8 +78,8 @@ def _propagated(closed: Body, given: InputSpreads) -> Spreads:
         return [env[v] for v in made]
 
     pairs = zip(jaxpr.invars, given.of, strict=True)
-    args = [_placed(v.aval, given.mesh, spread) for v, spread in pairs]
-    found = Spreads(given.mesh, dict(zip(jaxpr.invars, given.of, strict=True)))
+    args = [_placed(v.aval, given.mesh, spec) for v, spec in pairs]
+    found = Shardings(given.mesh, dict(zip(jaxpr.invars, given.of, strict=True)))
     for v, axes in zip(made, _compat.propagated(run, args), strict=True):
         axes = axes[: v.aval.ndim]  # a key has axes that its type does not show
         if any(axes):
@@ -89,14 +92,13 @@ def _outputs(jaxpr: Jaxpr) -> Iterator[Any]:
     return (v for eqn in jaxpr.eqns for v in eqn.outvars)
 
 
-def _placed(aval: Any, mesh: Any, spread: Spread) -> jax.ShapeDtypeStruct:
-    spec = PartitionSpec(*(names or None for names in spread))
+def _placed(aval: Any, mesh: Any, spec: Spec) -> jax.ShapeDtypeStruct:
     how = {"weak_type": getattr(aval, "weak_type", False)}
-    where = jax.NamedSharding(mesh, spec)
+    where = sharding_of(mesh, spec)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, **how)
 
 
-# What is lowered for one chip alone, and what is spread by other rules. CHLO is
+# What is lowered for one chip alone, and what is sharded by other rules. CHLO is
 # rewritten by XLA before Shardy runs, by a pass that jaxlib does not offer.
 _TOLD = (Kind.KERNEL, Kind.SHARD_MAP, Kind.TRANSFER)
 
@@ -147,34 +149,34 @@ def _zeros(eqn: JaxprEqn) -> list[Any]:
     return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
 
 
-def _tell_numbers(closed: Body, found: Spreads) -> None:
-    """What is made of numbers alone is spread as what it is read for."""
+def _tell_numbers(closed: Body, found: Shardings) -> None:
+    """What is made of numbers alone is sharded as what it is read for."""
     eqns, numbers = jaxprs.split(closed)[0].eqns, set()
     for eqn in eqns:
         if all(not is_var(v) or v in numbers for v in eqn.invars):
             numbers.update(eqn.outvars)
     for eqn in reversed(eqns):
         for v in {*filter(is_var, eqn.invars)} & numbers - found.of.keys():
-            if any(spread := _as_read(eqn, v, found)):
-                found.of[v] = spread
+            if any(spec := _as_read(eqn, v, found)):
+                found.of[v] = spec
 
 
-def _as_read(eqn: JaxprEqn, v: Var, found: Spreads) -> Spread:
-    """How an operand is spread, by what is known of an equation's other arrays."""
+def _as_read(eqn: JaxprEqn, v: Var, found: Shardings) -> Spec:
+    """How an operand is sharded, by what is known of an equation's other arrays."""
     if primitives.is_scan(eqn):
         return _as_read_in_scan(eqn, v, found)
     if (body := jaxprs.called(eqn)) is not None:
         return _as_read_in_call(eqn, v, found, body)
-    spread: list[Names] = [()] * v.aval.ndim
+    spec: list[Names] = [()] * v.aval.ndim
     for other in filter(is_var, (*eqn.outvars, *eqn.invars)):
         for axis, names in enumerate(found.of.get(other, ())):
             place = _same_axis(eqn, v, other, axis, found.size(names))
-            if place is not None and not any({*names} & {*s} for s in spread):
-                spread[place] = spread[place] or names
-    return tuple(spread)
+            if place is not None and not any({*names} & {*s} for s in spec):
+                spec[place] = spec[place] or names
+    return tuple(spec)
 
 
-def _as_read_in_scan(eqn: JaxprEqn, v: Var, found: Spreads) -> Spread:
+def _as_read_in_scan(eqn: JaxprEqn, v: Var, found: Shardings) -> Spec:
     """The same of what a scan carries, or reads in each iteration."""
     consts, carry, _ = split(eqn, eqn.invars)
     k = next(k for k, atom in enumerate(eqn.invars) if atom is v)
@@ -184,21 +186,21 @@ def _as_read_in_scan(eqn: JaxprEqn, v: Var, found: Spreads) -> Spread:
     if elements(v.aval.shape) < _SMALL:
         return ()
     body = eqn.params["jaxpr"]
-    inside = spreads_in(body, found.body(eqn))
+    inside = shardings_in(body, found.body(eqn))
     return _first_read(jaxprs.split(body)[0], k, inside)
 
 
-def _as_read_in_call(eqn: JaxprEqn, v: Var, found: Spreads, body: Body) -> Spread:
+def _as_read_in_call(eqn: JaxprEqn, v: Var, found: Shardings, body: Body) -> Spec:
     jaxpr = jaxprs.split(body)[0]
     pairs = zip(
         (*eqn.invars, *eqn.outvars), (*jaxpr.invars, *jaxpr.outvars), strict=True
     )
     known = {w: found.of[u] for u, w in pairs if is_var(u) and u in found.of}
     k = next(k for k, atom in enumerate(eqn.invars) if atom is v)
-    return _first_read(jaxpr, k, Spreads(found.mesh, known))
+    return _first_read(jaxpr, k, Shardings(found.mesh, known))
 
 
-def _first_read(jaxpr: Jaxpr, k: int, inside: Spreads) -> Spread:
+def _first_read(jaxpr: Jaxpr, k: int, inside: Shardings) -> Spec:
     """As the first equation of a body that tells reads its input number `k`."""
     v = jaxpr.invars[k]
     reads = (e for e in jaxpr.eqns if any(v is w for w in e.invars))

@@ -1,4 +1,4 @@
-"""Over which axes of a mesh the axes of arrays are spread.
+"""Over which axes of a mesh the axes of arrays are sharded.
 
 `ir.propagation` finds it for all arrays of a list of equations as XLA has it, and
 `ir.shard_labels` as it is asked for. A mistake changes no value: a part that is taken
@@ -23,12 +23,12 @@ from jaxmem.ir.scans import kept_size, size_of, split
 from jaxmem.ir.types import Atom, Body, JaxprEqn, Var
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
-Spread = tuple[Names, ...]  # of the axes of an array
+Spec = tuple[Names, ...]  # of the axes of an array
 
 
 @dataclass(frozen=True)
-class InputSpreads:
-    """How the inputs of a list of equations are spread.
+class InputShardings:
+    """How the inputs of a list of equations are sharded.
 
     Attributes:
       mesh: what their shardings, and those of all constraints, are of.
@@ -36,11 +36,11 @@ class InputSpreads:
     """
 
     mesh: Any
-    of: tuple[Spread, ...]
+    of: tuple[Spec, ...]
 
 
-def of_shardings(closed: Body, shardings: Sequence[Any]) -> InputSpreads | None:
-    """How a jaxpr's inputs are spread under these shardings; None if nothing is known.
+def of_shardings(closed: Body, shardings: Sequence[Any]) -> InputShardings | None:
+    """How a jaxpr's inputs are sharded under these shardings; None if nothing is known.
 
     Args:
       closed: a step.
@@ -53,8 +53,8 @@ def of_shardings(closed: Body, shardings: Sequence[Any]) -> InputSpreads | None:
     if len({tuple(mesh.shape.items()) for mesh in meshes}) != 1:
         return None  # of two, neither is that of the step
     pairs = zip(invars, given, strict=True)
-    spreads = (whole(v) if s is None else of_spec(s, v) for v, s in pairs)
-    return InputSpreads(meshes[0], tuple(spreads))
+    specs = (whole(v) if s is None else of_spec(s, v) for v, s in pairs)
+    return InputShardings(meshes[0], tuple(specs))
 
 
 def named_sharding(sharding: Any) -> jax.NamedSharding | None:
@@ -71,15 +71,15 @@ def asked_by(eqn: JaxprEqn) -> jax.NamedSharding | None:
 
 
 def is_typed(atom: Atom, axis: int) -> bool:
-    """Whether an axis is spread in the type of its array: on a mesh of explicit axes.
+    """Whether an axis is sharded in the type of its array: on a mesh of explicit axes.
 
-    JAX then wants to be told how each slice of it is spread.
+    JAX then wants to be told how each slice of it is sharded.
     """
     sharding = getattr(atom.aval, "sharding", None)
     return sharding is not None and sharding.spec[axis] is not None
 
 
-def of_spec(sharding: Any, v: Var) -> Spread:
+def of_spec(sharding: Any, v: Var) -> Spec:
     """Of an array under a sharding."""
 
     def names(entry: Any) -> Names:
@@ -91,14 +91,14 @@ def of_spec(sharding: Any, v: Var) -> Spread:
     return found + ((),) * (v.aval.ndim - len(found))
 
 
-def whole(v: Var) -> Spread:
+def whole(v: Var) -> Spec:
     """Of an array that each device has all of."""
     return ((),) * getattr(v.aval, "ndim", 0)
 
 
 @dataclass
-class Spreads:
-    """How the arrays of a list of equations are spread.
+class Shardings:
+    """How the arrays of a list of equations are sharded.
 
     Attributes:
       mesh: None where nothing is known.
@@ -109,14 +109,14 @@ class Spreads:
     """
 
     mesh: Any = None
-    of: dict[Any, Spread] = field(default_factory=dict)
-    bodies: dict[int, InputSpreads] = field(default_factory=dict)
+    of: dict[Any, Spec] = field(default_factory=dict)
+    bodies: dict[int, InputShardings] = field(default_factory=dict)
     sent: dict[int, tuple[Any, float]] = field(
         default_factory=dict, compare=False, repr=False
     )
 
     def names(self, atom: Atom, axis: int) -> Names:
-        """Over which axes of the mesh an axis of an array is spread."""
+        """Over which axes of the mesh an axis of an array is sharded."""
         known = self.of.get(atom) if is_var(atom) else None
         return known[axis] if known else ()
 
@@ -158,7 +158,7 @@ class Spreads:
         """Bytes of a device's product of shards, before it is summed over devices.
 
         It has all of the result where the axis of the mesh along which operands are
-        summed is the one that the result is spread over.
+        summed is the one that the result is sharded over.
         """
         if not primitives.is_dot(eqn) or self.mesh is None:
             return 0
@@ -171,16 +171,16 @@ class Spreads:
         again = tuple({*itertools.chain(*both)} & {*own})
         return self.bytes_of(out) * self.size(again) if again else 0
 
-    def inputs(self, atoms: Sequence[Any]) -> InputSpreads | None:
-        """How these are spread, as the inputs of a list of equations."""
+    def inputs(self, atoms: Sequence[Any]) -> InputShardings | None:
+        """How these are sharded, as the inputs of a list of equations."""
         if self.mesh is None:
             return None
         of = (self.of.get(v) if is_var(v) else None for v in atoms)
         pairs = zip(of, atoms, strict=True)
-        return InputSpreads(self.mesh, tuple(s or whole(v) for s, v in pairs))
+        return InputShardings(self.mesh, tuple(s or whole(v) for s, v in pairs))
 
-    def body(self, eqn: JaxprEqn) -> InputSpreads | None:
-        """How the inputs of a scan's body, or of a branch, are spread."""
+    def body(self, eqn: JaxprEqn) -> InputShardings | None:
+        """How the inputs of a scan's body, or of a branch, are sharded."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
         if self.mesh is not None and primitives.is_branch(eqn):
@@ -188,31 +188,31 @@ class Spreads:
         if self.mesh is None or not primitives.is_scan(eqn):
             return None
         consts, carry, xs = split(eqn, eqn.invars)
-        # a carry is spread as it comes out, where somebody reads that
+        # a carry is sharded as it comes out, where somebody reads that
         pairs = zip(eqn.outvars, carry, strict=False)
         carry = [out if out in self.of else v for out, v in pairs]
         found = self.inputs([*consts, *carry, *xs])
         assert found is not None  # there is a mesh
         rows = len(consts) + len(carry)  # what comes after them is sliced
         of = (s[k >= rows :] for k, s in enumerate(found.of))
-        return InputSpreads(found.mesh, tuple(of))
+        return InputShardings(found.mesh, tuple(of))
 
 
-WHOLE = Spreads()  # each device has all of each array
+WHOLE = Shardings()  # each device has all of each array
 
 
 def held_labels(eqn: JaxprEqn, shards: int) -> Labels:
     """Of a constraint on an array of which parts are taken from each of its shards.
 
-    A constraint that spreads an axis holds for such a part as it does for the array, if
+    A constraint that shards an axis holds for such a part as it does for the array, if
     it does not ask for more shards than there are.
     """
     (own,), _, _ = table = constraint(eqn, shards)
     sharding = asked_by(eqn)
     if sharding is None or eqn.params["layout"] is not None:
         return table
-    spread = of_spec(sharding, eqn.outvars[0])
-    sizes = (math.prod(sharding.mesh.shape[n] for n in names) for names in spread)
+    spec = of_spec(sharding, eqn.outvars[0])
+    sizes = (math.prod(sharding.mesh.shape[n] for n in names) for names in spec)
     fits = (size > 1 and shards % size == 0 for size in sizes)
     pairs = enumerate(zip(own, fits, strict=True))
     held = tuple(d if label is None and ok else label for d, (label, ok) in pairs)
@@ -220,7 +220,7 @@ def held_labels(eqn: JaxprEqn, shards: int) -> Labels:
 
 
 def constrained(eqn: JaxprEqn, x: Any, axis: int | None) -> Any:
-    """A constraint on a slice of one shard along an axis: the others are spread."""
+    """A constraint on a slice of one shard along an axis: the others are sharded."""
     params = dict(eqn.params)
     sharding = params["sharding"]
     if axis is not None and axis < len(sharding.spec):
@@ -231,7 +231,11 @@ def constrained(eqn: JaxprEqn, x: Any, axis: int | None) -> Any:
     return y
 
 
-def held(x: Any, mesh: Any, spread: Spread) -> Any:
-    """An array, constrained to be spread so."""
-    spec = PartitionSpec(*(names or None for names in spread))
-    return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))
+def held(x: Any, mesh: Any, spec: Spec) -> Any:
+    """An array, constrained to be sharded so."""
+    return jax.lax.with_sharding_constraint(x, sharding_of(mesh, spec))
+
+
+def sharding_of(mesh: Any, spec: Spec) -> jax.NamedSharding:
+    """As JAX has it."""
+    return jax.NamedSharding(mesh, PartitionSpec(*(names or None for names in spec)))

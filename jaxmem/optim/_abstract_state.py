@@ -38,7 +38,7 @@ def abstract_state(tx: Any, params: PyTree) -> Any:
     """
     closed, out = _traced(as_transformation("tx", tx), params)
     named = paths_and_leaves(params)
-    elsewhere = next(filter(None, (_spread(x) for _, x in named)), _ON_HOST)
+    elsewhere = next(filter(None, (_sharding(x) for _, x in named)), _ON_HOST)
     leaves, tree = jax.tree.flatten_with_path(out)
     return tree.unflatten(
         _placed(path_of(path), shape, aval, named, elsewhere)
@@ -53,7 +53,7 @@ def _placed(path: str, shape, aval, named, elsewhere) -> jax.ShapeDtypeStruct:
     return shape if sharding is None else shape.update(sharding=sharding)
 
 
-def _spread(x) -> NamedSharding | None:
+def _sharding(x) -> NamedSharding | None:
     """Replication over the devices of a sharded parameter."""
     sharding = getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:

@@ -70,7 +70,7 @@ class Finder:
             mark,
             self.calls.compiler_options(call),
             known,
-            self.calls.spreads(traced.jaxpr, call),
+            self.calls.input_shardings(traced.jaxpr, call),
         )
         places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
         with no_leak_check():  # under which nothing of a search would be remembered

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Aliases, is_transposed
 from jaxmem.ir.part_marks import is_part
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.shard_maps import inside_of
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
@@ -47,16 +47,16 @@ class Level:
     compared: bool = True
     # what is known of it and of what was made of it under other choices
     known: Remembered = field(default_factory=Remembered, compare=False, repr=False)
-    # over which axes of a mesh the inputs are spread (`ir.shards.InputSpreads`);
+    # over which axes of a mesh the inputs are sharded (`ir.shards.InputShardings`);
     # None where nothing is known
-    spreads: Any = None
+    shardings: Any = None
     # the `shard_map`s that it is in, the outermost first: it can be retraced only while
     # these are
     maps: tuple[Any, ...] = ()
 
     def size(self, v) -> int:
         """Bytes of a variable of the list on one device."""
-        return spreads_in(self.jaxpr, self.spreads).bytes_of(v)
+        return shardings_in(self.jaxpr, self.shardings).bytes_of(v)
 
     def looked_at(self, look: Callable[["Level"], T]) -> T:
         """`look(level)`, where the axes that the level names have a meaning."""

@@ -11,9 +11,9 @@ from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
 from jaxmem.ir.map_pairs import DoneInHalves, MapHalves, MapPair, map_pairs
 from jaxmem.ir.scans import carried_aliases, is_var
-from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shard_labels import labelled_shardings
 from jaxmem.ir.shard_maps import aliases_inside, done_inside, inside_of, whole_step
-from jaxmem.ir.shards import InputSpreads, of_shardings
+from jaxmem.ir.shards import InputShardings, of_shardings
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
@@ -112,7 +112,7 @@ def _step(
     closed,
     aliases: Aliases,
     run: _Passes,
-    spreads: InputSpreads | None = None,
+    shardings: InputShardings | None = None,
     maps: tuple[Any, ...] = (),
 ) -> Rewritten:
     eqn = whole_step(closed)
@@ -120,10 +120,10 @@ def _step(
         own = aliases_inside(closed, eqn, aliases)
         return _sharded_step(closed, own, run, (*maps, eqn))
     choice, known = run.choice, run.known
-    how = {"compared": choice.compared, "spreads": spreads, "known": known}
+    how = {"compared": choice.compared, "shardings": shardings, "known": known}
     how["maps"] = maps
     level = known.get(
-        ("level", choice.target, choice.compared, spreads, tuple(aliases.items())),
+        ("level", choice.target, choice.compared, shardings, tuple(aliases.items())),
         (closed,),
         lambda: Level(closed, aliases, choice.target, **how),
     )
@@ -201,7 +201,9 @@ class _LevelBodies:
         entered = list(filter(has_level, self.graph.eqns))
         self.maps = [e for e in entered if primitives.is_shard_map(e)]
         self.others = [e for e in entered if not primitives.is_shard_map(e)]
-        self.spreads = labelled_spreads(level.jaxpr, level.spreads if entered else None)
+        self.shardings = labelled_shardings(
+            level.jaxpr, level.shardings if entered else None
+        )
         self.records: list[Record] = []
         self.made: dict[int, list[Any]] = {}  # id of a loop or branch -> its bodies
         self.in_halves: list[MapHalves] = []
@@ -237,8 +239,8 @@ class _LevelBodies:
         return None if new is None else jaxprs.rebind(eqn, args, new)
 
     def _body(self, eqn, aliases: Aliases, body):
-        level, inside = self.level, self.spreads.body(eqn)
-        about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "spreads": inside}
+        level, inside = self.level, self.shardings.body(eqn)
+        about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "shardings": inside}
         if primitives.is_shard_map(eqn):
             about["maps"] = (*level.maps, eqn)
         key = "inside", level.target, level.compared, inside, tuple(aliases.items())

@@ -58,9 +58,9 @@ def planned(
         both = _compared(found, chip, partial(begun, args, kwargs, target))
     aliases = calls.aliases(rewritten.jaxpr, call)
     notes = (*found.notes, *_notes(calls, call, rewritten, found))
-    spreads = calls.spreads(rewritten.jaxpr, call)
+    shardings = calls.input_shardings(rewritten.jaxpr, call)
     mesh = mesh_of(calls.given(call))
-    return make_plan(rewritten, found, both, chip, aliases, notes, spreads, mesh)
+    return make_plan(rewritten, found, both, chip, aliases, notes, shardings, mesh)
 
 
 def _compared(
@@ -86,13 +86,13 @@ def _notes(
 
 
 def _unknown_shards(calls: TracedCalls, call: Call, closed) -> list[str]:
-    """A sentence where arguments are spread in a way that is not known."""
-    if not calls.given(call) or calls.spreads(closed, call) is not None:
+    """A sentence where arguments are sharded in a way that is not known."""
+    if not calls.given(call) or calls.input_shardings(closed, call) is not None:
         return []
     if whole_step(closed) is not None:  # its shapes are those of one device
         return []
     return [
-        "its arguments are spread over several meshes, or over axes that are "
+        "its arguments are sharded over several meshes, or over axes that are "
         "explicit: how the arrays in between are is not known, and bytes that no "
         "compiler has told are those of whole arrays"
     ]

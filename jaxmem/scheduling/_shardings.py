@@ -41,7 +41,7 @@ def placed(traced: jaxprs.Traced) -> Placed:
 
 
 @dataclass(frozen=True, eq=False)  # one for each signature: compared by identity
-class Shardings:
+class JitShardings:
     """Those that a jitted step names."""
 
     ins: Leaves = ()  # of the arguments' leaves
@@ -75,13 +75,13 @@ def _under(array, sharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, **how)
 
 
-NO_SHARDINGS = Shardings()
+NO_SHARDINGS = JitShardings()
 
 
-def shardings_of(traced: jaxprs.Traced, tree: Any) -> Shardings:
+def shardings_of(traced: jaxprs.Traced, tree: Any) -> JitShardings:
     """The shardings of a step, whose arguments have this tree, all of them arrays."""
     ins, outs = _named(traced.jaxpr)
-    return Shardings(ins, outs, tree, traced.out_tree)
+    return JitShardings(ins, outs, tree, traced.out_tree)
 
 
 def argument_shardings(arguments: Any, named: Leaves = ()) -> Leaves:

@@ -13,7 +13,7 @@ from jaxmem.frameworks import Call, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_slices import with_hidden_indices
-from jaxmem.ir.shards import InputSpreads, of_shardings
+from jaxmem.ir.shards import InputShardings, of_shardings
 from jaxmem.scheduling._arguments import abstract, check_memories, positions
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options
@@ -22,8 +22,8 @@ from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._shardings import (
     NO_SHARDINGS,
+    JitShardings,
     Placed,
-    Shardings,
     argument_shardings,
     placed,
     shardings_of,
@@ -42,7 +42,7 @@ class TracedCalls:
 
     step: Callable
     options: Options
-    _places: dict[Any, Shardings] = field(default_factory=dict)
+    _places: dict[Any, JitShardings] = field(default_factory=dict)
 
     @contextmanager
     def open(self, args, kwargs, target=None) -> Iterator[Call]:
@@ -67,7 +67,7 @@ class TracedCalls:
             return placed(traced)
         return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
 
-    def shardings(self, call: Call) -> Shardings:
+    def shardings(self, call: Call) -> JitShardings:
         if not call.own.placed:
             return NO_SHARDINGS
         if call.signature not in self._places:
@@ -110,8 +110,8 @@ class TracedCalls:
         named = self.shardings(call).ins
         return argument_shardings((call.args, call.kwargs), named)
 
-    def spreads(self, closed, call: Call) -> InputSpreads | None:
-        """How the inputs of the step are spread over devices."""
+    def input_shardings(self, closed, call: Call) -> InputShardings | None:
+        """How the inputs of the step are sharded over devices."""
         return of_shardings(closed, self.given(call))
 
     def aliases(self, closed, call: Call) -> Aliases:

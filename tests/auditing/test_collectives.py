@@ -33,10 +33,10 @@ def rules_of(hlo, assignment, facts):
 def test_nothing_is_found_in_what_is_right(name):
     texts = compiled(name)
     module = Module(*texts)
-    assert module.spreads.joins and len(module.spreads.outputs) == len(
+    assert module.shardings.joins and len(module.shardings.outputs) == len(
         module.step.outputs
     )
-    assert None not in module.spreads.outputs
+    assert None not in module.shardings.outputs
     assert audit_texts(*texts) == ()
 
 
@@ -50,7 +50,7 @@ def test_a_report_knows_what_the_text_may_not_tell(name):
     unsaid = re.sub(r", sharding=\{.*?\}(?=, \w+=|$)", "", hlo, flags=re.M)
     assert audit_texts(unsaid, assignment, facts) == ()
     module = Module(unsaid, assignment, facts)
-    assert module.spreads.joins and None not in module.spreads.outputs
+    assert module.shardings.joins and None not in module.shardings.outputs
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_a_report_knows_what_the_text_may_not_tell(name):
 def test_nothing_is_found_on_chips(name, target):
     texts = compiled(name, target)
     assert audit_texts(*texts) == ()
-    assert Module(*texts).spreads.joins
+    assert Module(*texts).shardings.joins
 
 
 @functools.cache

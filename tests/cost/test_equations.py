@@ -11,7 +11,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.cost import equations
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir.fused import fused_only, is_lookup
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.shards import WHOLE, of_shardings
 
 TARGET = CHIPS["h100"].machine
@@ -157,7 +157,7 @@ def spread_eqn(fn, mesh, *args):
     closed = jax.make_jaxpr(fn)(*specs)
     (eqn,) = closed.eqns
     given = of_shardings(closed, [spec.sharding for spec in specs])
-    return eqn, spreads_in(closed, given)
+    return eqn, shardings_in(closed, given)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -168,22 +168,24 @@ def test_a_shard_map_counts_what_one_device_does(mesh, known):
         in_specs=(P("data"), P()),
         out_specs=P("data"),
     )
-    eqn, spreads = spread_eqn(run, mesh, (X, ("data",)), (W, ()))
-    spreads = spreads if known else WHOLE
+    eqn, shardings = spread_eqn(run, mesh, (X, ("data",)), (W, ()))
+    shardings = shardings if known else WHOLE
     work = 2 * 32 * 64 * 16 / 4
-    assert equations.flops(eqn, spreads) == work
+    assert equations.flops(eqn, shardings) == work
     time = work / TARGET.wide + 2 * 4 * 32 * 16 / 4 / TARGET.bandwidth
-    assert equations.seconds(eqn, TARGET, spreads) == pytest.approx(time)
+    assert equations.seconds(eqn, TARGET, shardings) == pytest.approx(time)
 
 
 def test_a_device_reads_all_of_what_is_not_spread(mesh):
     """Rows of a table that each device has, for ids that are spread over four."""
     numbers = lax.GatherDimensionNumbers((1,), (0,), (0,))
     fn = lambda x, i: lax.gather(x, i, numbers, (1, 64))
-    eqn, spreads = spread_eqn(fn, mesh, (X, ()), (SDS((512, 1), jnp.int32), ("data",)))
-    assert spreads.shards(eqn.outvars[0]) == 4
+    eqn, shardings = spread_eqn(
+        fn, mesh, (X, ()), (SDS((512, 1), jnp.int32), ("data",))
+    )
+    assert shardings.shards(eqn.outvars[0]) == 4
     moved = BYTES + (4 * 512 + 512 * 64 * 4) / 4
-    assert equations.seconds(eqn, TARGET, spreads) == pytest.approx(
+    assert equations.seconds(eqn, TARGET, shardings) == pytest.approx(
         moved / TARGET.bandwidth
     )
 
@@ -208,12 +210,12 @@ def test_work_in_a_body_is_shared_as_its_own_arrays_are_spread(mesh, name):
     """Not as others are that the body has too: `v` alone is spread over `model`."""
     fn, times = CALLS[name]
     args = (SQUARE, ("data",)), (SQUARE, ()), (SQUARE, ("data", "model"))
-    eqn, spreads = spread_eqn(fn, mesh, *args)
-    assert spreads.workers(eqn) == 8
-    assert equations.flops(eqn, spreads) == times * ONE / 4
+    eqn, shardings = spread_eqn(fn, mesh, *args)
+    assert shardings.workers(eqn) == 8
+    assert equations.flops(eqn, shardings) == times * ONE / 4
     time = pytest.approx(times * ONE / 4 / TARGET.wide)
-    assert equations.seconds(eqn, TARGET, spreads) == time
-    assert equations.product_seconds(eqn, TARGET, spreads) == time
+    assert equations.seconds(eqn, TARGET, shardings) == time
+    assert equations.product_seconds(eqn, TARGET, shardings) == time
 
 
 def test_what_has_no_products_takes_no_time_for_them():

@@ -439,7 +439,7 @@ def test_a_constraint_that_leaves_the_layers_whole(spec):
 
 def test_a_constraint_that_spreads_the_layers_is_refused():
     eqn = constraint(("x", None))
-    assert treatment(eqn, [0]) == "it spreads the layers over devices"
+    assert treatment(eqn, [0]) == "it shards the layers over devices"
     assert of_slice(eqn, 0) is None
 
 

@@ -1,4 +1,4 @@
-"""How the arrays of a step are spread over devices: as the compiler spreads them."""
+"""How the arrays of a step are sharded over devices: as the compiler shards them."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.communication import sent
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.lost_axes import lost_axes
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.shards import of_shardings
 
 LAYERS, BATCH, TOKENS, WIDTH = 3, 64, 128, 64
@@ -67,10 +67,10 @@ def held(mesh):
 
 
 def found_in(fn, *args):
-    """The flat equations of a function, and how their arrays are spread."""
+    """The flat equations of a function, and how their arrays are sharded."""
     closed = flatten(jaxprs.trace(fn, *args).jaxpr)
     given = of_shardings(closed, [x.sharding for x in jax.tree.leaves(args)])
-    return closed, spreads_in(closed, given)
+    return closed, shardings_in(closed, given)
 
 
 def maker_of(closed, name):
@@ -234,4 +234,4 @@ def test_nothing_is_known_of_two_meshes(mesh):
     closed = jaxprs.trace(jnp.add, jnp.ones(8), jnp.ones(8)).jaxpr
     places = [NamedSharding(m, P()) for m in (mesh, other)]
     assert of_shardings(closed, places) is None
-    assert spreads_in(closed, None).mesh is None
+    assert shardings_in(closed, None).mesh is None

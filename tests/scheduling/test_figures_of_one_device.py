@@ -12,7 +12,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LARGE
-from jaxmem.ir.shards import InputSpreads, of_shardings, of_spec, whole
+from jaxmem.ir.shards import InputShardings, of_shardings, of_spec, whole
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling import schedule
 from jaxmem.scheduling._choice import Choice
@@ -67,7 +67,7 @@ def test_what_is_recomputed(mesh):
 
 
 def test_what_goes_to_the_host(mesh):
-    """Half of the state is spread, half is on each device."""
+    """Half of the state is sharded, half is on each device."""
     host = jax.memory.Space.Host
 
     def step(x, y):
@@ -80,7 +80,7 @@ def test_what_goes_to_the_host(mesh):
     traced = jaxprs.trace(lambda x, y: step(on_host(x), y), like(N, 64), like(64))
     (x, y) = traced.jaxpr.jaxpr.invars
     over = of_spec(NamedSharding(mesh, P("data")), x)
-    own = host_traffic(traced.jaxpr, InputSpreads(mesh, (over, whole(y))))
+    own = host_traffic(traced.jaxpr, InputShardings(mesh, (over, whole(y))))
     assert own == 4 * 64 * (3 + 1)
     assert host_traffic(traced.jaxpr) == 4 * 64 * (3 * N + 1)
 
@@ -97,7 +97,7 @@ def test_how_long_scans_wait_for_the_link(mesh):
     traced = lambda rows: jaxprs.trace(step, like(rows, 64), like(64, 64)).jaxpr
     alone = waiting_for_host(traced(16), MACHINE)
     (x, w) = traced(16 * N).jaxpr.invars
-    given = InputSpreads(mesh, (of_spec(NamedSharding(mesh, P("data")), x), whole(w)))
+    given = InputShardings(mesh, (of_spec(NamedSharding(mesh, P("data")), x), whole(w)))
     assert alone > 0
     assert waiting_for_host(traced(16 * N), MACHINE, given) == pytest.approx(alone)
 
@@ -108,7 +108,7 @@ def test_notes(mesh):
     assert jaxmem.memory.format_bytes(size) in undonated((weights, x))
 
 
-# -- sentences and rows, where some arrays are spread and others are not
+# -- sentences and rows, where some arrays are sharded and others are not
 
 
 def spread_over(mesh, shape, *spec, dtype=jnp.float32):
@@ -116,7 +116,7 @@ def spread_over(mesh, shape, *spec, dtype=jnp.float32):
 
 
 def test_a_copy_on_each_device_may_be_larger_than_shards(mesh):
-    """What is made of gradients that are spread is whole on each device.
+    """What is made of gradients that are sharded is whole on each device.
 
     In a narrow dtype it takes half of the gradients' bytes on all devices, and four
     times those on one: as long as it is not donated, nothing is gained.
@@ -203,7 +203,7 @@ def test_what_is_recomputed_in_an_order(mesh):
             specs = spread_over(mesh, args[0], "data"), spread_over(mesh, args[1])
             closed = jaxprs.trace(step, *specs)
             given = of_shardings(closed.jaxpr, [s.sharding for s in specs])
-        level = Level(closed.jaxpr, {}, "h100", spreads=given)
+        level = Level(closed.jaxpr, {}, "h100", shardings=given)
         order = OrderOperations()
         (found,) = order.analyse(level, OperationOrder(sequence=(0, 1, 0, 2)))
         (row,) = order.describe(found, "h100").recomputed
@@ -222,7 +222,9 @@ def test_constants_of_scans(mesh, side):
 
     x, row = spread_over(mesh, (side, side), "data"), spread_over(mesh, (side,), "data")
     closed = jaxprs.trace(step, x, row).jaxpr
-    level = Level(closed, {}, spreads=of_shardings(closed, (x.sharding, row.sharding)))
+    level = Level(
+        closed, {}, shardings=of_shardings(closed, (x.sharding, row.sharding))
+    )
     found = list(ConstantsInside().analyse(level, Constants()))
     assert bool(found) == (4 * side**2 // N >= LARGE)
     assert list(ConstantsInside().analyse(Level(closed, {}), Constants()))

@@ -120,7 +120,7 @@ def test_what_first_layers_gather_again_is_a_part_of_their_price(closed):
 
 
 def test_a_cut_keeps_the_fewest_bytes_of_one_device():
-    """A copy on each device is larger than its product with rows that are spread."""
+    """A copy on each device is larger than its product with rows that are sharded."""
 
     def loss(w, x):
         def layer(total, w):
@@ -129,7 +129,7 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
 
         return lax.scan(layer, 0.0, w)[0]
 
-    def price(eqn, spreads):  # a product is cheap, and what is made of a weight dear
+    def price(eqn, shardings):  # a product is cheap, and what is made of a weight dear
         if eqn.primitive.name in ("cosh", "sinh"):
             return None
         return 1.0 if eqn.primitive.name == "dot_general" else 0.0

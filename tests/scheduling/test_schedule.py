@@ -417,8 +417,8 @@ LAYOUTS = {
 
 
 SIZES = {k: x.nbytes for k, x in PARAMS["layers"].items()}
-# Of one device: weights are spread over eight, and with them, under tensor parallelism,
-# the outputs of a layer and so the gradient of its bias.
+# Of one device: weights are sharded over eight, and with them, under tensor
+# parallelism, the outputs of a layer and so the gradient of its bias.
 OF_ONE = {
     "data parallel": LAYERS,
     "fsdp": SIZES["w"] // 8 + SIZES["b"],

@@ -179,7 +179,7 @@ def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
     fn, args = jax.grad(plain_layers), args_of(12)
     closed = jax.make_jaxpr(fn)(*args)
     (pair,) = pairs(rewrite(closed, {}).jaxpr)
-    price = lambda eqn, spreads: 0.0
+    price = lambda eqn, shardings: 0.0
     plans = of_every_size(pair, cut(pair, price, loop_carried=False))
     (plan,) = (p for p in plans if p.sizes == sizes)
     layer = 4 * B * D

@@ -109,7 +109,7 @@ def test_a_plan_says_where_nothing_is_known():
 
 
 def test_values_and_bytes_sent_on_host_devices():
-    """What is recomputed along an axis that is spread is not sent once more."""
+    """What is recomputed along an axis that is sharded is not sent once more."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
     place = lambda spec: NamedSharding(mesh, spec)
     args = arguments(BATCH, place, P(None, "data", "model"))

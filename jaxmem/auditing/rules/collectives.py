@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from jaxmem.auditing._module import Module
 from jaxmem.auditing._report import AuditFinding
-from jaxmem.auditing._spread import Join, differ
+from jaxmem.auditing._sharding import Join, differ
 from jaxmem.memory.buffers.shapes import arrays_of
 
 _SUMS = ("all-reduce", "reduce-scatter")
@@ -33,7 +33,7 @@ def collectives(module: Module) -> Iterator[AuditFinding]:
     """Finds sums over devices at wrong places, and outputs that lack one."""
     if module.hlo.devices < 2:
         return
-    for join in module.spreads.joins.values():
+    for join in module.shardings.joins.values():
         what = _met_apart(join) or _sum_of(module, join)
         if what:
             yield _finding(module, join, what)
@@ -94,12 +94,14 @@ def _is_constant(module: Module, join: Join) -> bool:
 
 def _outputs(module: Module) -> Iterator[AuditFinding]:
     """Of an output in so many parts no more than so many values are on the devices."""
-    whole, spreads = module.step.outputs, module.spreads.outputs
+    whole, shardings = module.step.outputs, module.shardings.outputs
     root = module.hlo.roots.get(module.hlo.entry, "")
     local = arrays_of(module.hlo.shape_of(root))
-    if not len(whole) == len(local) == len(spreads):
+    if not len(whole) == len(local) == len(shardings):
         return
-    for i, (sizes, part, spread) in enumerate(zip(whole, local, spreads, strict=True)):
+    for i, (sizes, part, spread) in enumerate(
+        zip(whole, local, shardings, strict=True)
+    ):
         if spread is None or spread.loose or len(sizes) != len(part.sizes):
             continue
         pairs = zip(sizes, part.sizes, strict=True)

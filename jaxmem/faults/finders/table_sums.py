@@ -85,7 +85,7 @@ def _what(eqn) -> str:
     table = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
     return (
         f"the gradient of a table {table} is added up in a loop: of examples that are "
-        "spread over devices those of all devices but one are lost, except for the "
+        "sharded over devices those of all devices but one are lost, except for the "
         "last iteration's"
     )
 

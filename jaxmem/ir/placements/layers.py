@@ -97,7 +97,7 @@ _ALONG = {  # what it does along an axis that cannot be cut
     "broadcast_in_dim": "it repeats a single layer",
     "argmax": "it is over the layers",
     "argmin": "it is over the layers",
-    "sharding_constraint": "it spreads the layers over devices",
+    "sharding_constraint": "it shards the layers over devices",
     "reshape": "it merges the layers",
     "squeeze": "it removes the axis of the layers",
     "slice": "it takes some of the layers",

@@ -124,7 +124,7 @@ class PartValues:
         give; None for no list.
       is_first: whether the part has what is counted once; it may be traced.
       zeros: variables that are zero, as each term of them is.
-      of_shard: whether the part is one of a shard, and others are spread.
+      of_shard: whether the part is one of a shard, and others are sharded.
     """
 
     whole: Callable[[Any], Any]

@@ -87,7 +87,7 @@ def is_barrier(eqn: JaxprEqn) -> bool:
 
 
 def is_constraint(eqn: JaxprEqn) -> bool:
-    """Whether it says how an array is to be spread, and computes nothing."""
+    """Whether it says how an array is to be sharded, and computes nothing."""
     return of(eqn).name == "sharding_constraint"
 
 

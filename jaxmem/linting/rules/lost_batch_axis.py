@@ -1,4 +1,4 @@
-"""Activations of a sharded step that are not spread as its examples are."""
+"""Activations of a sharded step that are not sharded as its examples are."""
 
 from collections.abc import Iterator
 

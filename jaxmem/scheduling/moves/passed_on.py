@@ -15,7 +15,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import is_var, run_body, scan_like, split, ys_of
-from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shard_labels import labelled_shardings
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
@@ -45,11 +45,11 @@ class PassOnSlices(Pass[PassedOn, Copies]):
 
     def analyse(self, level: Level, config: PassedOn) -> Iterator[Copies]:
         found, size = {}, 0
-        spreads = labelled_spreads(level.jaxpr, level.spreads)
+        shardings = labelled_shardings(level.jaxpr, level.shardings)
         for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns):
             if primitives.is_scan(eqn) and (places := _places(eqn)):
                 found[i] = places
-                size += sum(spreads.bytes_of(ys_of(eqn)[k]) for k in places)
+                size += sum(shardings.bytes_of(ys_of(eqn)[k]) for k in places)
         if found:
             yield Copies(found, size)
 

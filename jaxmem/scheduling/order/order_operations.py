@@ -26,7 +26,7 @@ from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 _ALIKE = 0.98
 _REMEMBERED = 8  # steps
 
-# by fingerprint, how the step's inputs are spread over devices, and choice
+# by fingerprint, how the step's inputs are sharded over devices, and choice
 _SEQUENCES: dict[tuple[Any, ...], list[Candidate]] = {}
 
 
@@ -44,7 +44,7 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
 
     def describe(self, rewrite: Ordered, target: str) -> Description:
         once = [(eqn, 1) for eqn in rewrite.recomputed]
-        rows = recomputed(once, target, rewrite.spreads)
+        rows = recomputed(once, target, rewrite.shardings)
         return Description(recomputed=rows, notes=rewrite.notes)
 
     def free(self, step: SearchedStep) -> Iterator[OperationOrder]:
@@ -74,7 +74,7 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
         if space_at_sight(step).is_unrolled:
             traced = step.traced
             jaxpr = traced.rewritten(Choice(step.target)).unordered
-            about = traced.aliases(jaxpr), step.target, traced.spreads
+            about = traced.aliases(jaxpr), step.target, traced.shardings
             yield recomputed_peak(jaxpr, *about), MORE
 
 
@@ -88,7 +88,7 @@ def of_sequences(step: TracedStep, choice: Choice, left: float) -> list[Candidat
     if left < PATIENCE:
         return _looked_for(step, choice, left)
     # time ends some of these searches: another budget gets the same sequences
-    key = step.fingerprint, step.spreads, choice
+    key = step.fingerprint, step.shardings, choice
     found = _SEQUENCES.get(key)
     if found is None:
         found = _SEQUENCES[key] = _looked_for(step, choice, PATIENCE)
@@ -100,7 +100,7 @@ def of_sequences(step: TracedStep, choice: Choice, left: float) -> list[Candidat
 def _looked_for(step: TracedStep, choice: Choice, patience: float) -> list[Candidate]:
     # a sequence counts the operations of this jaxpr, and is of no use in another one
     jaxpr = step.rewritten(choice).unordered
-    found = sequences(jaxpr, step.aliases(jaxpr), step.target, patience, step.spreads)
+    found = sequences(jaxpr, step.aliases(jaxpr), step.target, patience, step.shardings)
     return [
         Candidate(choice.having(order), peak, seconds) for order, peak, seconds in found
     ]

@@ -9,7 +9,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.cost.equations import product_seconds
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import Aliases
-from jaxmem.ir.shards import InputSpreads, Spreads
+from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
 from jaxmem.planning.remat import least
@@ -53,8 +53,8 @@ class Ordered:
     # the equations that cost, and are done more than once
     recomputed: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()  # why it is not in order
-    # how the arrays of these equations are spread
-    spreads: Spreads = field(default_factory=Spreads, repr=False)
+    # how the arrays of these equations are sharded
+    shardings: Shardings = field(default_factory=Shardings, repr=False)
 
 
 def ordered(level: Level, config: OperationOrder) -> Ordered:
@@ -64,8 +64,8 @@ def ordered(level: Level, config: OperationOrder) -> Ordered:
     if level.loop is None and config.planned:
         return Ordered(_in_planned_order(level))
     if level.compared:
-        return Ordered(in_order(closed, aliases, level.spreads))
-    jaxpr, notes = clearly_ordered(closed, aliases, level.spreads)
+        return Ordered(in_order(closed, aliases, level.shardings))
+    jaxpr, notes = clearly_ordered(closed, aliases, level.shardings)
     return Ordered(jaxpr, notes=tuple(notes))
 
 
@@ -81,11 +81,11 @@ def _in_planned_order(level: Level):
 def _repeated(level: Level, sequence: Sequence[int]):
     ops = _operations_of(level)
     again = tuple(_recomputed(ops, sequence))
-    return Ordered(in_sequence(ops, sequence), again, spreads=ops.spreads)
+    return Ordered(in_sequence(ops, sequence), again, shardings=ops.shardings)
 
 
 def _operations_of(level: Level, duplicates: bool | None = None) -> Operations:
-    how = {"duplicates": duplicates, "spreads": level.spreads}
+    how = {"duplicates": duplicates, "shardings": level.shardings}
     tpu = is_tpu(level.target)
     make = lambda: operations_of(level.jaxpr, level.aliases, tpu=tpu, **how)
     # a search puts one list of equations in many sequences
@@ -106,13 +106,13 @@ def sequences(
     aliases: Aliases,
     target: str,
     patience: float = PATIENCE,
-    spreads: InputSpreads | None = None,
+    shardings: InputShardings | None = None,
 ) -> list[tuple[OperationOrder, int, float]]:
     """(order, peak in bytes, seconds of recomputation) that pay, from none to most."""
     # `patience`: seconds for each of two searches, which end sooner where all is found;
-    # `spreads`: how the inputs are spread over devices.
+    # `shardings`: how the inputs are sharded over devices.
     # operations are numbered as the graph of this chip has them, here and in the pass
-    ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
+    ops = operations_of(closed, aliases, tpu=is_tpu(target), shardings=shardings)
     order = planning.order(ops.graph, time_limit=patience).operations
     how = {"cost": _seconds(ops, target), "effort": EFFORT, "time_limit": patience}
     found = planning.frontier(ops.graph, order=order, **how)
@@ -124,12 +124,12 @@ def sequences(
 
 
 def recomputed_peak(
-    closed, aliases: Aliases, target: str, spreads: InputSpreads | None = None
+    closed, aliases: Aliases, target: str, shardings: InputShardings | None = None
 ) -> int:
     """A peak that one of these sequences is known to have, without a search."""
     tpu = is_tpu(target)
     written = with_dilated_inputs(closed, tpu)
-    ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
+    ops = operations_of(written, aliases, tpu=tpu, shardings=shardings)
     return least.recomputed_peak(ops.graph, _seconds(ops, target))
 
 
@@ -138,7 +138,7 @@ def _seconds(ops: Operations, target: str) -> Cost:
     machine, seconds = CHIPS[target].machine, {}
     for operation, at in zip(ops.graph.operations, ops.equations, strict=True):
         eqns = (ops.closed.eqns[i] for i in at)
-        products = sum(product_seconds(eqn, machine, ops.spreads) for eqn in eqns)
+        products = sum(product_seconds(eqn, machine, ops.shardings) for eqn in eqns)
         seconds[operation] = max(products, operation.moved / machine.bandwidth)
     return seconds.__getitem__
 
@@ -149,7 +149,7 @@ ERROR = 0.5
 
 
 def clearly_ordered(
-    closed, aliases: Mapping[int, int], spreads: InputSpreads | None = None
+    closed, aliases: Mapping[int, int], shardings: InputShardings | None = None
 ) -> tuple[Any, list[str]]:
     """(the jaxpr, in order where that gains clearly; what the plan says if not)."""
     # No compiler can be asked without a target, and barriers may cost: they keep XLA
@@ -157,11 +157,11 @@ def clearly_ordered(
     # The step may be compiled as it is written, where updates wait for the end of the
     # backward pass: that is what order saves. XLA often finds a better order by itself,
     # in which barriers must not be larger either.
-    ordered = in_order(closed, aliases, spreads)
+    ordered = in_order(closed, aliases, shardings)
     if ordered is closed:
         return closed, []
     both = closed, ordered
-    graphs = [operations_of(one, aliases, spreads=spreads) for one in both]
+    graphs = [operations_of(one, aliases, shardings=shardings) for one in both]
     before, after = (peak(one.graph) for one in graphs)
     xla, held = (compiled_peak(as_compiled(one)) for one in graphs)
     if before - after > ERROR * before and held <= xla:

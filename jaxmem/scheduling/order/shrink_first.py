@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import LARGE, barrier, is_var
-from jaxmem.ir.shards import InputSpreads, asked_by, of_spec
+from jaxmem.ir.shards import InputShardings, asked_by, of_spec
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Searched, SearchedStep
@@ -47,12 +47,12 @@ class ProductsThatShrinkFirst(Searched[ShrinkFirst, Bodies]):
     def analyse(self, level: Level, config: ShrinkFirst) -> Iterator[Bodies]:
         if not config.enabled:
             return
-        spreads = spreads_in(level.jaxpr, level.spreads)
+        shardings = shardings_in(level.jaxpr, level.shardings)
         bodies = {
             i: partial(_with_body, eqn, body)
             for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns)
             if primitives.is_scan(eqn) and is_transposed(eqn)
-            if (body := _fenced(eqn.params["jaxpr"], spreads.body(eqn))) is not None
+            if (body := _fenced(eqn.params["jaxpr"], shardings.body(eqn))) is not None
         }
         if bodies:
             yield bodies
@@ -73,9 +73,9 @@ def _with_body(eqn, body, values: Values) -> list[Any]:
     return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
 
 
-def _fenced(body, given: InputSpreads | None):
+def _fenced(body, given: InputShardings | None):
     """The body with its barriers; None where there are none."""
-    graph, size = JaxprGraph(body), spreads_in(body, given).bytes_of
+    graph, size = JaxprGraph(body), shardings_in(body, given).bytes_of
     late = {i: partial(_after, i, first) for i, first in _waits(graph, size).items()}
     return done_otherwise(body, graph, late) if late else None
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.primitives import Kind
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import LARGE, barrier, is_var
-from jaxmem.ir.shards import WHOLE, InputSpreads, Spreads
+from jaxmem.ir.shards import WHOLE, InputShardings, Shardings
 
 
 @dataclass
@@ -45,17 +45,17 @@ class Update:
         self.number = max(self.number, other.number)
 
 
-def in_order(closed, aliases: Mapping[int, int], given: InputSpreads | None = None):
+def in_order(closed, aliases: Mapping[int, int], given: InputShardings | None = None):
     """The jaxpr with a barrier after each large update that more gradients follow.
 
-    `given`: how the inputs are spread over devices.
+    `given`: how the inputs are sharded over devices.
     """
     graph = JaxprGraph(closed)
     found = updates_of(graph, aliases)
-    spreads = spreads_in(closed, given) if found else WHOLE
-    updates = [update for update in found if _is_in_place(update, spreads)]
+    shardings = shardings_in(closed, given) if found else WHOLE
+    updates = [update for update in found if _is_in_place(update, shardings)]
     updates.sort(key=lambda u: u.ready)
-    large = [u for u in updates if sum(map(spreads.bytes_of, u.outs)) >= LARGE]
+    large = [u for u in updates if sum(map(shardings.bytes_of, u.outs)) >= LARGE]
     ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, large, aliases)}
     if not ties:
         return closed
@@ -101,12 +101,12 @@ def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
     return [update for k, update in enumerate(found) if root[k] == k]
 
 
-def _is_in_place(update: Update, spreads: Spreads) -> bool:
+def _is_in_place(update: Update, shardings: Shardings) -> bool:
     """Whether it frees the gradients' memory: what it makes has none of its own."""
     # State that is not donated has memory of its own from the beginning, in which the
     # gradient can lie as long as the update waits: then nothing is put in order.
     some = len(update.apart) < len(update.outs)
-    size = lambda variables: sum(map(spreads.bytes_of, variables))
+    size = lambda variables: sum(map(shardings.bytes_of, variables))
     return some and size(update.apart) < size(update.leaves)
 
 

@@ -75,7 +75,7 @@ def _text(value: Any) -> str:
 def loaded(plan: Plan, fingerprint: str, mesh: Axes | None = None) -> SearchResult:
     """The choice of a plan; ValueError where it is of another step, mesh, or jax.
 
-    `mesh`: what the arguments are spread over; None where nobody knows.
+    `mesh`: what the arguments are sharded over; None where nobody knows.
     """
     if plan.jax_version != jax.__version__:
         raise ValueError(

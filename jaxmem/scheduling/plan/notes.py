@@ -11,8 +11,8 @@ from jaxmem.ir.flatten import why_closed
 from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shards import WHOLE, Spreads
+from jaxmem.ir.shard_labels import labelled_shardings
+from jaxmem.ir.shards import WHOLE, Shardings
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.order.updates import Update, updates_of
@@ -25,8 +25,8 @@ _NOT_OPENED = (Kind.JIT, Kind.BRANCH, Kind.SOLVE)
 def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
     """Sentences on a rewritten step; `unchanged`: whether it was to stay as given."""
     for level in rewritten.levels:
-        spreads = labelled_spreads(level.jaxpr, level.spreads)
-        yield from held_up(level.jaxpr, level.aliases, spreads)
+        shardings = labelled_shardings(level.jaxpr, level.shardings)
+        yield from held_up(level.jaxpr, level.aliases, shardings)
     closed = list(dict.fromkeys(_closed(rewritten)))
     yield from closed
     # levels that are alike have the same to say
@@ -92,7 +92,7 @@ _INSTEAD = (
 
 
 def held_up(
-    closed, aliases: Mapping[int, int], spreads: Spreads = WHOLE
+    closed, aliases: Mapping[int, int], shardings: Shardings = WHOLE
 ) -> Iterator[str]:
     """A sentence for each operation that updates outside of loops wait for."""
     graph = JaxprGraph(closed)
@@ -108,13 +108,13 @@ def held_up(
             waiting = _outside_loops(graph, (v for u in those for v in u.leaves))
             if waiting:
                 what = f"wait for {named(graph.eqns[i])}"
-                text = _described(waiting, what, spreads)
+                text = _described(waiting, what, shardings)
                 yield f"{text}, which needs the last of them{instead}"
     for i, sources in _taken_at_once(graph):
         waiting = _outside_loops(graph, sources)
         if waiting:
             what = f"go into {named(graph.eqns[i])} at once"
-            yield _described(waiting, what, spreads)
+            yield _described(waiting, what, shardings)
 
 
 def _waits(update: Update, owns: Sequence[int]) -> bool:
@@ -148,8 +148,8 @@ def _outside_loops(graph: JaxprGraph, gradients: Iterable[Any]) -> set[Any]:
     return {v for v, eqn in makers if not primitives.is_loop(eqn)}
 
 
-def _described(gradients: set[Any], what: str, spreads: Spreads) -> str:
-    size, count = sum(map(spreads.bytes_of, gradients)), len(gradients)
+def _described(gradients: set[Any], what: str, shardings: Shardings) -> str:
+    size, count = sum(map(shardings.bytes_of, gradients)), len(gradients)
     arrays = "array" if count == 1 else "arrays"
     return f"{format_bytes(size)} of gradients in {count} {arrays} {what}"
 

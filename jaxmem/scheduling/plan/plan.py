@@ -9,7 +9,7 @@ import jax
 
 from jaxmem.cost.host_traffic import host_traffic
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shards import InputShardings
 from jaxmem.memory import format_bytes
 from jaxmem.memory.report.donation import device_bytes
 from jaxmem.scheduling._rewritten import Rewritten
@@ -49,7 +49,7 @@ class Plan(PlanData):
       barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
       jax_version: of the jax that traced the step: another may trace it otherwise.
-      mesh: (name, size) of the axes of the mesh that the arguments are spread over;
+      mesh: (name, size) of the axes of the mesh that the arguments are sharded over;
         empty on one device.
     """
 
@@ -109,12 +109,12 @@ def make_plan(
     target: str,
     aliases: Mapping[int, int],
     notes: Sequence[str],
-    spreads: InputSpreads | None = None,
+    shardings: InputShardings | None = None,
     mesh: Axes = (),
 ) -> Plan:
     """The plan of a rewritten step, both versions compiled for `target`."""
     choice, description = result.choice, rewritten.description
-    about = aliases, choice.target, spreads
+    about = aliases, choice.target, shardings
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
         tuple(sorted(description.gradients, **by_size)),
@@ -133,7 +133,7 @@ def make_plan(
         tuple(notes),
         jax.__version__,
         target,
-        host_traffic(rewritten.jaxpr, spreads),
+        host_traffic(rewritten.jaxpr, shardings),
         tuple(sorted(description.tiles, **by_size)),
         mesh,
     )

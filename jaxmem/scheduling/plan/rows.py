@@ -8,7 +8,7 @@ from jaxmem.chips import CHIPS, Machine
 from jaxmem.cost.equations import flops, recompute_seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.part_marks import scopes_of
-from jaxmem.ir.shards import WHOLE, Spreads
+from jaxmem.ir.shards import WHOLE, Shardings
 
 
 @dataclass(frozen=True)
@@ -157,20 +157,22 @@ def residual(aval, maker, how: str, sign: int, shards: int = 1) -> RecomputedRes
 
 
 def recomputed(
-    equations: Iterable[tuple[Any, int]], target: str, spreads: Spreads = WHOLE
+    equations: Iterable[tuple[Any, int]], target: str, shardings: Shardings = WHOLE
 ) -> tuple:
-    """Rows of equations and how often each is run; `spreads`: over devices."""
+    """Rows of equations and how often each is run; `shardings`: over devices."""
     machine = CHIPS[target].machine
-    return tuple(_recomputed(eqn, times, spreads, machine) for eqn, times in equations)
+    return tuple(
+        _recomputed(eqn, times, shardings, machine) for eqn, times in equations
+    )
 
 
 def _recomputed(
-    eqn, times: int, spreads: Spreads, machine: Machine
+    eqn, times: int, shardings: Shardings, machine: Machine
 ) -> RecomputedOperation:
-    aval, size = eqn.outvars[0].aval, spreads.bytes_of(eqn.outvars[0])
-    cost = times * (recompute_seconds(eqn, machine, spreads) or 0.0)
+    aval, size = eqn.outvars[0].aval, shardings.bytes_of(eqn.outvars[0])
+    cost = times * (recompute_seconds(eqn, machine, shardings) or 0.0)
     path = scopes_of(eqn)
-    work = times * flops(eqn, spreads), cost
+    work = times * flops(eqn, shardings), cost
     name = eqn.primitive.name
     about = name, aval.shape, str(aval.dtype), path, times
     return RecomputedOperation(*about, *work, size)

@@ -162,6 +162,6 @@ def _sent(plain: MemoryReport, scheduled: MemoryReport) -> Iterator[str]:
     if after > (1 + _SCALARS) * before:
         yield (
             f"that is {format_bytes(after - before)} more than the step as it was "
-            "given: what is recomputed along an axis that is spread over devices is "
+            "given: what is recomputed along an axis that is sharded over devices is "
             "sent once more"
         )

@@ -20,11 +20,11 @@ from jaxmem._checks import (
 from jaxmem.cost.equations import flops
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.ragged import copied_rows, groups, is_ragged
 from jaxmem.ir.scans import split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
-from jaxmem.ir.shards import InputSpreads, Spreads
+from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling.predict.fusion import Fusion, Kind
 from jaxmem.scheduling.predict.fusion_zeros import GRADIENT, early_zeros
@@ -48,7 +48,7 @@ class Operations:
         themselves is named by each of them.
       variables: value -> its variable; None for what only orders operations.
       values: variable -> the value whose bytes it shows, where it exists in memory.
-      spreads: how the variables are spread over devices.
+      shardings: how the variables are sharded over devices.
     """
 
     graph: Graph
@@ -56,7 +56,7 @@ class Operations:
     equations: tuple[tuple[int, ...], ...]
     variables: tuple[Any, ...]
     values: Mapping[Any, int]
-    spreads: Spreads = field(default_factory=Spreads, repr=False)
+    shardings: Shardings = field(default_factory=Shardings, repr=False)
 
 
 def compiled_peak(graph: Graph) -> int:
@@ -69,7 +69,7 @@ def as_compiled(ops: Operations, tpu: bool = False) -> Graph:
     if tpu:
         return ops.graph
     equations = [[ops.closed.eqns[i] for i in places] for places in ops.equations]
-    return merged(ops.graph, equations, ops.values, ops.spreads.bytes_of)
+    return merged(ops.graph, equations, ops.values, ops.shardings.bytes_of)
 
 
 def operations_of(
@@ -78,7 +78,7 @@ def operations_of(
     peak_of: PeakOf = compiled_peak,
     tpu: bool = False,
     duplicates: bool | None = None,
-    spreads: InputSpreads | None = None,
+    shardings: InputShardings | None = None,
 ) -> Operations:
     """The graph of a closed jaxpr; of one device's part where all is one `shard_map`.
 
@@ -90,7 +90,7 @@ def operations_of(
       tpu: whether XLA compiles it for a TPU (`tpu.py`); else it is for a GPU.
       duplicates: whether what is computed twice of the same arrays stays so; by default
         for a TPU, whose products compute in themselves what they read.
-      spreads: how the inputs are spread over devices: bytes and flops are then those
+      shardings: how the inputs are sharded over devices: bytes and flops are then those
         of one device.
 
     Raises:
@@ -116,12 +116,12 @@ def operations_of(
         _check_aliases(aliases, closed)
     flat = written_out(closed, tpu if duplicates is None else duplicates)
     if (eqn := whole_step(flat)) is not None:
-        # no `spreads`: the shapes inside are those of one device already
+        # no `shardings`: the shapes inside are those of one device already
         pairs = aliases_inside(flat, eqn, aliases or {})
         given = (pairs, peak_of, tpu, duplicates)
         return inside_of(eqn, lambda body: operations_of(body, *given))
     fusion = Fusion(JaxprGraph(flat), tpu)
-    build = _Build(fusion, peak_of, spreads_in(flat, spreads))
+    build = _Build(fusion, peak_of, shardings_in(flat, shardings))
     arguments = [build.number(v) for v in fusion.graph.invars]
     for kernel in build.kernels:
         build.add(kernel)
@@ -144,7 +144,7 @@ def operations_of(
         tuple(build.equations),
         tuple(build.variables),
         build.numbers | {v: n for v, n in shown.items() if n is not None},
-        build.spreads,
+        build.shardings,
     )
 
 
@@ -189,8 +189,8 @@ def _passed_on(graph: Graph) -> Graph:
 
 
 class _Build:
-    def __init__(self, fusion: Fusion, peak_of: PeakOf, spreads: Spreads):
-        self.fusion, self.peak_of, self.spreads = fusion, peak_of, spreads
+    def __init__(self, fusion: Fusion, peak_of: PeakOf, shardings: Shardings):
+        self.fusion, self.peak_of, self.shardings = fusion, peak_of, shardings
         self.kernels = Kernels(fusion)
         self.operations: list[Operation] = []
         self.equations: list[tuple[int, ...]] = []
@@ -205,7 +205,7 @@ class _Build:
     def number(self, v) -> int:
         if v not in self.numbers:
             self.numbers[v] = self.value(
-                self.spreads.bytes_of(v), v.aval.str_short(), v
+                self.shardings.bytes_of(v), v.aval.str_short(), v
             )
         return self.numbers[v]
 
@@ -215,7 +215,7 @@ class _Build:
         return len(self.values) - 1
 
     def is_one_size(self, v: int, u: int) -> bool:
-        """Whether two arrays of one size are spread over as many devices."""
+        """Whether two arrays of one size are sharded over as many devices."""
         return self.values[v].bytes == self.values[u].bytes
 
     def add(self, kernel: Kernel) -> None:
@@ -236,7 +236,7 @@ class _Build:
             self.effect = [self.value(0, "effect")]
             writes += self.effect
         over = [(self.numbers[v], self.numbers[u]) for v, u in over]
-        # spread over other devices it does not fit into the other's place
+        # sharded over other devices it does not fit into the other's place
         over = [pair for pair in over if self.is_one_size(*pair)]
         if end in self.pools:
             self.pool(self.pools[end], reads, writes, over)
@@ -248,7 +248,7 @@ class _Build:
                 tuple(writes),
                 max(self.inside(eqn) for eqn in eqns),
                 tuple(over),
-                sum(flops(eqn, self.spreads) for eqn in eqns),
+                sum(flops(eqn, self.shardings) for eqn in eqns),
                 float(moved),
                 _compat.name_stack(last),
                 repeatable,
@@ -257,8 +257,8 @@ class _Build:
         self.equations.append(kernel.equations)
 
     def inside(self, eqn) -> int:
-        own = inside(eqn, self.peak_of, self.fusion.tpu, self.spreads)
-        return own + self.spreads.partial_bytes(eqn)
+        own = inside(eqn, self.peak_of, self.fusion.tpu, self.shardings)
+        return own + self.shardings.partial_bytes(eqn)
 
     def pool(self, pooled, reads: list[int], writes: list[int], over: list) -> None:
         """A pool makes zeros besides; its gradient writes over them."""
@@ -266,7 +266,7 @@ class _Build:
             reads.append(self.zeros[pooled])
             over.append((writes[0], self.zeros[pooled]))
         else:
-            self.zeros[pooled] = self.value(self.spreads.bytes_of(pooled), "zeros")
+            self.zeros[pooled] = self.value(self.shardings.bytes_of(pooled), "zeros")
             writes.append(self.zeros[pooled])
 
     def tokens(self, kernel: Kernel) -> list[int]:
@@ -293,13 +293,13 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
 _INDEX = 4  # bytes
 
 
-def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
+def inside(eqn, peak_of: PeakOf, tpu: bool, shardings: Shardings) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
     bodies = jaxprs.bodies(eqn)
 
     def graph_of(body, aliases, atoms=()) -> Graph:
-        given = spreads.inputs(atoms) if atoms else None
-        ops = operations_of(body, aliases, peak_of, tpu, spreads=given)
+        given = shardings.inputs(atoms) if atoms else None
+        ops = operations_of(body, aliases, peak_of, tpu, shardings=given)
         return as_compiled(ops, tpu)
 
     if primitives.is_scan(eqn):
@@ -311,10 +311,10 @@ def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
         return peak_of(graph_of(body, aliases, atoms))
     if eqn.primitive.name == GRADIENT:  # where each maximum is, along each axis
         source = eqn.invars[0].aval
-        return _INDEX * source.ndim * source.size // spreads.shards(eqn.invars[0])
+        return _INDEX * source.ndim * source.size // shardings.shards(eqn.invars[0])
     # XLA:GPU has no such product, and copies rows for each group (`ir/ragged.py`)
     if is_ragged(eqn) and not tpu:
-        copies = (spreads.bytes_of(eqn.invars[k]) for k in copied_rows(eqn))
+        copies = (shardings.bytes_of(eqn.invars[k]) for k in copied_rows(eqn))
         return groups(eqn) * sum(copies)
     if primitives.is_shard_map(eqn):
         graph = inside_of(eqn, lambda body: graph_of(body, {}))

@@ -14,7 +14,7 @@ from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
-from jaxmem.ir.shards import InputSpreads, of_shardings
+from jaxmem.ir.shards import InputShardings, of_shardings
 from jaxmem.planning import Graph, peak
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling._shardings import argument_shardings, placed, with_results_placed
@@ -98,22 +98,22 @@ def predict(
         check_fixed_sizes("predict", (args, kwargs))
         traced = jaxprs.trace(call.form.pure(fn), *args, **kwargs)
     donated = positions(args, kwargs, call.form.donated)
-    # a jitted step's own shardings: else what it spreads itself counts in full
+    # a jitted step's own shardings: else what it shards itself counts in full
     step = placed(traced)
-    spreads = of_shardings(step.jaxpr, argument_shardings((args, kwargs), step.ins))
+    shardings = of_shardings(step.jaxpr, argument_shardings((args, kwargs), step.ins))
     closed = with_results_placed(step.jaxpr, step.outs)
-    return predicted(closed, by_shape(closed, donated), tpu, spreads)
+    return predicted(closed, by_shape(closed, donated), tpu, shardings)
 
 
 def predicted(
     closed,
     aliases: Mapping[int, int] | None = None,
     tpu: bool = False,
-    spreads: InputSpreads | None = None,
+    shardings: InputShardings | None = None,
 ) -> Prediction:
     """The same for a closed jaxpr; `aliases`: output -> donated input, by position."""
     written = with_dilated_inputs(closed, tpu)
-    ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
+    ops = operations_of(written, aliases, tpu=tpu, shardings=shardings)
     graph = ops.graph
     # reports count what is returned outside of donated arguments by itself
     apart = set(graph.outputs) - graph.aliases.keys()
@@ -134,11 +134,11 @@ def _without(graph: Graph, apart: set[int]) -> Graph:
 
 
 def predicted_peak(
-    closed, aliases: Mapping[int, int], target: str, spreads: InputSpreads | None
+    closed, aliases: Mapping[int, int], target: str, shardings: InputShardings | None
 ) -> int:
     """Bytes of the peak as XLA's orders have it."""
     tpu = is_tpu(target)
     written = with_dilated_inputs(closed, tpu)
-    ops = operations_of(written, aliases, tpu=tpu, spreads=spreads)
+    ops = operations_of(written, aliases, tpu=tpu, shardings=shardings)
     graph = ops.graph
     return graph.bytes_of(graph.arguments) + compiled_peak(as_compiled(ops, tpu))

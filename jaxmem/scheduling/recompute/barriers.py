@@ -119,7 +119,7 @@ def _with_barriers(closed, places: Set[int]):
 
 def _casts(level: Level, graph: JaxprGraph) -> Iterator[Casts]:
     """Casts of arguments for products, kept from one pass to the other."""
-    pair = unrolled(level.jaxpr, level.spreads)
+    pair = unrolled(level.jaxpr, level.shardings)
     if pair is None:
         return
     arguments = set(graph.invars)

@@ -14,7 +14,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.branch_parts import BRANCHES
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed
 from jaxmem.ir.nested_parts import made_apart
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -81,7 +81,7 @@ def in_parts(level: Level) -> tuple[Any, Pair] | None:
         return None
     jaxpr = made_apart(level.jaxpr, graph, left)
     graph = JaxprGraph(jaxpr)
-    inside = partial(spreads_in, jaxpr, level.spreads)
+    inside = partial(shardings_in, jaxpr, level.shardings)
     return jaxpr, replace(_pair(graph), inside=inside)
 
 

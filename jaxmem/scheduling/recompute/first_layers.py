@@ -30,7 +30,7 @@ from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
 from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.minimum_cut import (
-    SpreadPrice,
+    ShardedPrice,
     least,
     needed,
     price_at,
@@ -180,7 +180,9 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
         self, level: Level, config: FirstLayers
     ) -> Iterator[FirstLayersRewrite]:
         if config.rate is not None:
-            yield from rewrites(pairs(level.jaxpr, level.spreads), config, level.target)
+            yield from rewrites(
+                pairs(level.jaxpr, level.shardings), config, level.target
+            )
 
     def describe(self, rewrite: FirstLayersRewrite, target: str) -> Description:
         found = super().describe(rewrite, target)
@@ -274,7 +276,7 @@ def seconds_of_gathers(
 
 
 def _kept_less(
-    same: FirstLayersRewrite, price: SpreadPrice, layers: int
+    same: FirstLayersRewrite, price: ShardedPrice, layers: int
 ) -> FirstLayersRewrite | None:
     """What the first layers keep at a price; None where that is what all keep."""
     body, pair, wanted = same.body, same.pair, list(same.kept)
@@ -401,9 +403,9 @@ def _beyond(
     recompute = lambda: made(plan.early, early=True)
     read = lambda: made(plan.late, early=False)
     results = lax.cond(j < plan.layers, recompute, read)
-    # XLA does not see through a `cond` how they are spread: it would gather them
-    spreads = plan.pair.inside()
+    # XLA does not see through a `cond` how they are sharded: it would gather them
+    shardings = plan.pair.inside()
     return {
-        v: held(x, spreads.mesh, spreads.of[v]) if spreads.shards(v) > 1 else x
+        v: held(x, shardings.mesh, shardings.of[v]) if shardings.shards(v) > 1 else x
         for v, x in zip(wanted, results, strict=True)
     }

@@ -72,7 +72,7 @@ class SearchSpace:
 def scans_in(step: Rewritten) -> tuple[Pair, ...]:
     """The pairs of scans as they are before anything is recomputed."""
     levels = step.entered(InSegments)
-    return tuple(p for level in levels for p in pairs(level.jaxpr, level.spreads))
+    return tuple(p for level in levels for p in pairs(level.jaxpr, level.shardings))
 
 
 def branches_in(step: Rewritten) -> tuple[Pair, ...]:
@@ -84,10 +84,10 @@ def branches_in(step: Rewritten) -> tuple[Pair, ...]:
 def lists_in(step: Rewritten) -> tuple[Any, ...]:
     """The lists of equations that may hold both passes, before the same.
 
-    Each with how its inputs are spread over devices.
+    Each with how its inputs are sharded over devices.
     """
     both = filter(has_both_passes, step.entered(Unrolled))
-    return tuple((level.jaxpr, level.spreads) for level in both)
+    return tuple((level.jaxpr, level.shardings) for level in both)
 
 
 def space_in(
@@ -108,7 +108,7 @@ def space_of_step(step: SearchedStep) -> SearchSpace:
 def _space_of_step(step: SearchedStep) -> SearchSpace:
     choice = Choice(step.target, (Recompute(named=step.named),))
     first = step.traced.rewritten(choice)
-    about = first.unordered, CHIPS[step.target].machine, step.traced.spreads
+    about = first.unordered, CHIPS[step.target].machine, step.traced.shardings
     return space_in(first, step.named, step.offload, waiting_for_host(*about))
 
 
@@ -129,7 +129,7 @@ def space_of(
 ) -> SearchSpace:
     """What can be varied: loops, or else what is outside of them."""
     # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes,
-    # and how their inputs are spread over devices.
+    # and how their inputs are sharded over devices.
     found = (unrolled(closed, given) for closed, given in lists)
     written_out = [pair for pair in found if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)

@@ -22,20 +22,20 @@ from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Spreads
+from jaxmem.ir.shards import Shardings
 
 # of an equation, in bytes of one device; None: never recomputed
 Price = Callable[[Any], float | None]
-# the same of an equation whose arrays are spread over devices
-SpreadPrice = Callable[[Any, Spreads], float | None]
+# the same of an equation whose arrays are sharded over devices
+ShardedPrice = Callable[[Any, Shardings], float | None]
 
 
-def fused_alone(eqn, spreads: Spreads) -> float | None:
+def fused_alone(eqn, shardings: Shardings) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    return fused_only(eqn, sent(eqn, spreads))
+    return fused_only(eqn, sent(eqn, shardings))
 
 
-def price_at(rate: float | None, target: str) -> SpreadPrice:
+def price_at(rate: float | None, target: str) -> ShardedPrice:
     """What one would pay, in bytes, for not recomputing an equation."""
     # `rate`: bytes that one would rather keep than compute for a second on `target`; at
     # infinity, and with None, only what costs nothing is recomputed.
@@ -43,8 +43,8 @@ def price_at(rate: float | None, target: str) -> SpreadPrice:
         return fused_alone
     machine = CHIPS[target].machine
 
-    def price(eqn, spreads: Spreads) -> float | None:
-        cost = recompute_seconds(eqn, machine, spreads)
+    def price(eqn, shardings: Shardings) -> float | None:
+        cost = recompute_seconds(eqn, machine, shardings)
         return None if cost is None else cost * rate
 
     return price

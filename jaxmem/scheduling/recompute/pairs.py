@@ -17,12 +17,12 @@ from jaxmem.ir.communication import gathered
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.part_marks import is_part
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_on_host, is_var, split, xs_of
-from jaxmem.ir.shards import InputSpreads, Spreads
+from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.scheduling.recompute.minimum_cut import (
     Price,
-    SpreadPrice,
+    ShardedPrice,
     fused_alone,
     least,
     needed,
@@ -66,8 +66,10 @@ class Pair:
     # whether the forward scan is what was taken apart from one that keeps less, so that
     # only one iteration's stacks exist
     of_parts: bool = False
-    # how the variables of the forward body are spread over devices, when asked
-    inside: Callable[[], Spreads] = field(default=Spreads, compare=False, repr=False)
+    # how the variables of the forward body are sharded over devices, when asked
+    inside: Callable[[], Shardings] = field(
+        default=Shardings, compare=False, repr=False
+    )
 
     @property
     def free(self) -> set[Any]:
@@ -87,13 +89,13 @@ class Pair:
         """Whether recomputing an equation of the forward body costs something."""
         return fused_alone(eqn, self.inside()) is None
 
-    def priced(self, price: SpreadPrice) -> Price:
+    def priced(self, price: ShardedPrice) -> Price:
         """A price of the equations of the forward body."""
         inside = self.inside()
         return lambda eqn: price(eqn, inside)
 
     def shards(self, v) -> int:
-        """Over how many devices a variable of the forward body is spread."""
+        """Over how many devices a variable of the forward body is sharded."""
         return self.inside().shards(v)
 
     def kept_on_device(self, variables: Iterable[Any]) -> float:
@@ -116,10 +118,10 @@ class Cut:
         return self.bytes + self.price
 
 
-def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
+def pairs(closed, given: InputShardings | None = None) -> Iterator[Pair]:
     """The pairs among the equations of a jaxpr; not those inside of them.
 
-    `given`: how the inputs of the jaxpr are spread over devices.
+    `given`: how the inputs of the jaxpr are sharded over devices.
     """
     graph = JaxprGraph(closed)
     for b, eqn in enumerate(graph.eqns):
@@ -139,7 +141,7 @@ def named(pair: Pair) -> dict[Any, str]:
     return {e.outvars[0]: e.params["name"] for e in eqns}
 
 
-def cut_by_names(pair: Pair, price: SpreadPrice) -> Cut:
+def cut_by_names(pair: Pair, price: ShardedPrice) -> Cut:
     """The cheapest cut that keeps what has a name, and otherwise only what it must."""
     names = named(pair)
     own = pair.inside().kept_bytes_of
@@ -147,7 +149,7 @@ def cut_by_names(pair: Pair, price: SpreadPrice) -> Cut:
     return _cut(pair, pair.priced(price), (), size)
 
 
-def cut(pair: Pair, price: SpreadPrice, loop_carried: bool = True) -> Cut:
+def cut(pair: Pair, price: ShardedPrice, loop_carried: bool = True) -> Cut:
     """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
     priced = pair.priced(price)
     best = _cut(pair, priced, ())
@@ -174,9 +176,9 @@ def _cut(
     return Cut(kept, carried, pair.kept_on_device(kept), sum(prices), recomputed)
 
 
-def _inside(closed, given: InputSpreads | None, eqn) -> Spreads:
-    """How the variables of a scan's body are spread."""
-    return spreads_in(eqn.params["jaxpr"], spreads_in(closed, given).body(eqn))
+def _inside(closed, given: InputShardings | None, eqn) -> Shardings:
+    """How the variables of a scan's body are sharded."""
+    return shardings_in(eqn.params["jaxpr"], shardings_in(closed, given).body(eqn))
 
 
 def _is_forward_of(first, eqn) -> bool:

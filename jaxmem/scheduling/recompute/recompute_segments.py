@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxmem.chips import CHIPS, Machine
 from jaxmem.cost.equations import flops, recompute_seconds
-from jaxmem.ir.shards import Spreads
+from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import (
     LEAST,
@@ -44,7 +44,7 @@ class RecomputeSegments(Recomputation[InSegments, Segments]):
         if not config.sizes:
             return iter(())
         price = price_at(config.rate, level.target)
-        return segmented(level.jaxpr, price, config.sizes, level.spreads)
+        return segmented(level.jaxpr, price, config.sizes, level.shardings)
 
     def apply(self, level: Level, rewrite: Segments):
         return with_segments(level.jaxpr, rewrite)
@@ -122,12 +122,12 @@ def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
 
 
 def _work(
-    eqns: Iterable[tuple[Any, int]], machine: Machine, spreads: Spreads
+    eqns: Iterable[tuple[Any, int]], machine: Machine, shardings: Shardings
 ) -> np.ndarray:
     total = np.zeros(2)
     for eqn, n in eqns:
-        total[0] += n * (recompute_seconds(eqn, machine, spreads) or 0.0)
-        total[1] += n * flops(eqn, spreads)
+        total[0] += n * (recompute_seconds(eqn, machine, shardings) or 0.0)
+        total[1] += n * flops(eqn, shardings)
     return total
 
 

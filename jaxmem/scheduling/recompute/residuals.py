@@ -15,15 +15,15 @@ import jax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_mask, is_var, kept_size, run_body, scan_like, split
-from jaxmem.ir.shard_labels import inner_spreads
-from jaxmem.ir.shards import InputSpreads, Spreads
+from jaxmem.ir.shard_labels import inner_shardings
+from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Bytes, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
-from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, fused_alone, price_at
+from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, fused_alone, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
@@ -57,16 +57,16 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved at the price there is."""
     price = price_at(config.rate, level.target)
     if config.named:
-        return rewrites_by_names(level.jaxpr, price, level.spreads)
-    how = {"offload": config.offload, "given": level.spreads}
+        return rewrites_by_names(level.jaxpr, price, level.shardings)
+    how = {"offload": config.offload, "given": level.shardings}
     return rewrites(level.jaxpr, price, **how)
 
 
 def rewrites(
     closed,
-    price: SpreadPrice = fused_alone,
+    price: ShardedPrice = fused_alone,
     offload: int | None = None,
-    given: InputSpreads | None = None,
+    given: InputShardings | None = None,
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
     # What is kept and takes `offload` bytes or more waits in the host's memory.
@@ -79,7 +79,7 @@ def rewrites(
 
 
 def rewrites_by_names(
-    closed, price: SpreadPrice, given: InputSpreads | None = None
+    closed, price: ShardedPrice, given: InputShardings | None = None
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something is kept that has no name."""
     for pair in pairs(closed, given):
@@ -216,16 +216,16 @@ def _saved(plan: PairRewrite) -> int:
 def _array_of_a_layer(level: Level, plan: PairRewrite) -> int:
     """Bytes of the largest array that the backward scan's body reads or makes."""
     eqn = JaxprGraph(level.jaxpr).eqns[plan.pair.backward]
-    spreads = spreads_in(level.jaxpr, level.spreads)
+    shardings = shardings_in(level.jaxpr, level.shardings)
     body = eqn.params["jaxpr"]
-    return _largest(body, spreads_in(body, spreads.body(eqn)))
+    return _largest(body, shardings_in(body, shardings.body(eqn)))
 
 
-def _largest(body, spreads: Spreads) -> int:
+def _largest(body, shardings: Shardings) -> int:
     """The most bytes that an array of a body has on one device."""
     eqns = jaxprs.split(body)[0].eqns
     arrays = (v for eqn in eqns for v in [*eqn.invars, *eqn.outvars])
-    sizes = [spreads.bytes_of(v) for v in arrays if is_var(v)]
+    sizes = [shardings.bytes_of(v) for v in arrays if is_var(v)]
     bodies = ((eqn, inner) for eqn in eqns for inner in jaxprs.bodies(eqn))
-    sizes += (_largest(b, inner_spreads(eqn, b, spreads)) for eqn, b in bodies)
+    sizes += (_largest(b, inner_shardings(eqn, b, shardings)) for eqn, b in bodies)
     return max(sizes, default=0)

@@ -13,8 +13,8 @@ from typing import Any
 from jaxmem.chips import CHIPS
 from jaxmem.cost.equations import seconds
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import InputSpreads
-from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, needed
+from jaxmem.ir.shards import InputShardings
+from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
 
@@ -116,7 +116,7 @@ def _of_sizes(pair: Pair, found: Cut, among: Iterable[Sizes]) -> Iterator[Segmen
 
 
 def segmented(
-    closed, price: SpreadPrice, sizes: Sizes, given: InputSpreads | None = None
+    closed, price: ShardedPrice, sizes: Sizes, given: InputShardings | None = None
 ) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments of these sizes."""
     for pair in pairs(closed, given):

@@ -19,9 +19,9 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import barrier, is_var
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import (
@@ -30,15 +30,15 @@ from jaxmem.scheduling.plan.rows import (
     recomputed,
     residual,
 )
-from jaxmem.scheduling.recompute.minimum_cut import SpreadPrice, needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier, which ends fusions
 
 
-def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
+def unrolled(closed, given: InputShardings | None = None) -> Pair | None:
     """The two passes of a list of equations; None where nothing is kept between."""
-    # `given`: how the inputs of the list are spread over devices.
+    # `given`: how the inputs of the list are sharded over devices.
     graph = JaxprGraph(closed)
     late = late_of(graph)
     reads = (v for i in sorted(late) for v in graph.eqns[i].invars if is_var(v))
@@ -47,14 +47,14 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
     }  # in the order of their readers
     # what the step returns is there at the end anyway
     early = [v for v in early if v not in graph.outputs]
-    size = spreads_in(closed, given).bytes_of
+    size = shardings_in(closed, given).bytes_of
     least = _SMALL * sum(map(size, early))
     large = {v for v in early if size(v) >= least and not _is_stack(graph, v)}
     free = {*graph.invars, *graph.outputs, *(v for v in early if v not in large)}
     if not large:
         return None
     slots = dict(enumerate(v for v in early if v in large))
-    inside = partial(spreads_in, closed, given)
+    inside = partial(shardings_in, closed, given)
     return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside=inside)
 
 
@@ -63,10 +63,10 @@ def _is_stack(graph: JaxprGraph, v) -> bool:
     return primitives.is_loop(graph.eqns[graph.maker[v]])
 
 
-def without_loops(price: SpreadPrice) -> SpreadPrice:
+def without_loops(price: ShardedPrice) -> ShardedPrice:
     """The same price, but loops are not run a second time."""
     is_loop = primitives.is_loop
-    return lambda eqn, spreads: None if is_loop(eqn) else price(eqn, spreads)
+    return lambda eqn, shardings: None if is_loop(eqn) else price(eqn, shardings)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
         if config.rate is None:
             yield from _of_few_bits(level)
             return
-        pair = unrolled(level.jaxpr, level.spreads)
+        pair = unrolled(level.jaxpr, level.shardings)
         if pair is None:
             return
         found = cut(pair, without_loops(price_at(config.rate, level.target)))
@@ -113,7 +113,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
 def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
     """What is kept of arguments of few bits is recomputed, and nothing else."""
     free = dequantizing(JaxprGraph(level.jaxpr))
-    pair = unrolled(level.jaxpr, level.spreads) if free else None
+    pair = unrolled(level.jaxpr, level.shardings) if free else None
     if pair is None:
         return
     pair, found = weights_made_by(free, pair)
@@ -129,7 +129,7 @@ def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
     others = {v for v in pair.slots.values() if v not in weights.values()}
     pair = replace(pair, slots=weights, inputs=pair.inputs | others)
     eqns = {id(pair.body.eqns[i]) for i in free}
-    return pair, cut(pair, lambda eqn, spreads: 0.0 if id(eqn) in eqns else None)
+    return pair, cut(pair, lambda eqn, shardings: 0.0 if id(eqn) in eqns else None)
 
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:

@@ -15,9 +15,9 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import Axis, Placements, Shard
 from jaxmem.ir.placements.layers import made_of
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_on_host, is_var, split, xs_of, ys_of
-from jaxmem.ir.shards import InputSpreads, Spreads
+from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
 
@@ -54,26 +54,26 @@ class Release:
 
 
 def releases(
-    closed, aliases: Mapping[Any, Any], given: InputSpreads | None = None
+    closed, aliases: Mapping[Any, Any], given: InputShardings | None = None
 ) -> Iterator[Release]:
     """What could be moved into each scan; nothing is moved where nothing is gained.
 
     Args:
       closed: a list of equations.
       aliases: output variable -> the input variable whose memory it will take.
-      given: how the inputs are spread over devices, of one of which memory counts.
+      given: how the inputs are sharded over devices, of one of which memory counts.
     """
     graph = JaxprGraph(closed)
     for i, eqn in enumerate(graph.eqns):
         if primitives.is_scan(eqn) and not _compat.has_side_effects(eqn):
-            yield _plan(graph, i, aliases, spreads_in(closed, given))
+            yield _plan(graph, i, aliases, shardings_in(closed, given))
 
 
 # -- analysis
 
 
 def _plan(
-    graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any], spreads: Spreads
+    graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any], shardings: Shardings
 ) -> Release:
     search = after_scan(graph, scan)
     stacked = ys_of(graph.eqns[scan])
@@ -81,10 +81,10 @@ def _plan(
     chosen, stacks = [], []
     for group in groups:
         new = _writes(graph, scan, search, group, aliases)
-        pays = _pays(new, group, spreads)
+        pays = _pays(new, group, shardings)
         chosen += [group] if pays else []
         for v in group.stacks:
-            why = "" if pays else _why(graph, search, group, new, spreads, v)
+            why = "" if pays else _why(graph, search, group, new, shardings, v)
             stacks.append(Stack(v, _maker(graph.eqns[scan], v), pays, why))
     if not chosen:
         return Release(scan, stacks=tuple(stacks))
@@ -103,13 +103,13 @@ def _plan(
     )
 
 
-def _pays(writes: "Writes", group: "Group", spreads: Spreads) -> bool:
+def _pays(writes: "Writes", group: "Group", shardings: Shardings) -> bool:
     """Whether new arrays take less when the group is moved into the body."""
     # They take nothing where they overwrite what the step may: an array of its own, or
     # a donated one in whose memory an output will be. Any other output needs memory of
     # its own either way, and as long as the update waits the gradient can lie there.
-    new = _bytes([*writes.stacked, *writes.copied], spreads)
-    return bool(group.moved) and new < _bytes(group.stacks, spreads)
+    new = _bytes([*writes.stacked, *writes.copied], shardings)
+    return bool(group.moved) and new < _bytes(group.stacks, shardings)
 
 
 class Writes(NamedTuple):
@@ -126,8 +126,8 @@ def _writes(graph: JaxprGraph, scan: int, search: AfterScan, group: "Group", ali
     return Writes([v for v in group.needed(graph) if v not in pairs], kept)
 
 
-def _bytes(variables: Iterable[Any], spreads: Spreads) -> int:
-    return sum(map(spreads.bytes_of, variables))
+def _bytes(variables: Iterable[Any], shardings: Shardings) -> int:
+    return sum(map(shardings.bytes_of, variables))
 
 
 def _maker(eqn, v):
@@ -150,15 +150,15 @@ def _maker_in(body, v):
 
 
 def _why(
-    graph: JaxprGraph, search: AfterScan, group: "Group", new: Writes, spreads, v
+    graph: JaxprGraph, search: AfterScan, group: "Group", new: Writes, shardings, v
 ) -> str:
     found = [search.reasons[w] for w in group.members if w in search.reasons]
     if found:
         return found[0]
     if v in graph.outputs:
         return "the step returns it"
-    if _pays(new._replace(copied=[]), group, spreads):
-        size = format_bytes(_bytes(new.copied, spreads))
+    if _pays(new._replace(copied=[]), group, shardings):
+        size = format_bytes(_bytes(new.copied, shardings))
         return f"not donated: its update would write {size} beside what is updated"
     return "moving what uses it would not make less"
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import Aliases, JaxprGraph, Values, of_variables
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_var, xs_of, ys_of
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, Gradient, gradient
 from jaxmem.scheduling.release.after_scan import HINT, blockers
@@ -34,7 +34,7 @@ class Released:
 
     jaxpr: Any
     stacks: tuple[Stack, ...]
-    given: InputSpreads | None = None  # how the inputs are spread over devices
+    given: InputShardings | None = None  # how the inputs are sharded over devices
 
 
 class ReleaseGradients(Pass[GradientRelease, Released]):
@@ -43,26 +43,26 @@ class ReleaseGradients(Pass[GradientRelease, Released]):
     config = GradientRelease
 
     def analyse(self, level: Level, config: GradientRelease) -> Iterator[Released]:
-        about = level.aliases, level.spreads
+        about = level.aliases, level.shardings
         closed, stacks = _release_all(level.jaxpr, *about)
         if config.two_pass:
             closed, stacks = _twice(closed, *about, stacks)
             stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
-        yield Released(closed, tuple(stacks), level.spreads)
+        yield Released(closed, tuple(stacks), level.shardings)
 
     def apply(self, level: Level, rewrite: Released):
         return rewrite.jaxpr
 
     def describe(self, rewrite: Released, target: str) -> Description:
         def row(s: Stack) -> Gradient:
-            shards = spreads_in(s.within, rewrite.given).shards(s.var)
+            shards = shardings_in(s.within, rewrite.given).shards(s.var)
             return gradient(s.var.aval, s.maker, s.released, s.why, shards)
 
         return Description(gradients=tuple(map(row, rewrite.stacks)))
 
 
 def _release_all(
-    closed, aliases: Aliases, given: InputSpreads | None
+    closed, aliases: Aliases, given: InputShardings | None
 ) -> tuple[Any, list[Stack]]:
     """Everything that can be released, and what became of every stacked gradient."""
     stacks: list[Stack] = []
@@ -75,7 +75,7 @@ def _release_all(
     return closed, stacks
 
 
-def _first_that_pays(closed, aliases: Aliases, given: InputSpreads | None):
+def _first_that_pays(closed, aliases: Aliases, given: InputShardings | None):
     plans = releases(closed, of_variables(closed, aliases), given)
     return next((plan for plan in plans if plan.moved), None)
 
@@ -89,7 +89,7 @@ def _is_backward(closed, scan: int) -> bool:
 
 
 def _twice(
-    closed, aliases: Aliases, given: InputSpreads | None, stacks: list[Stack]
+    closed, aliases: Aliases, given: InputShardings | None, stacks: list[Stack]
 ) -> tuple[Any, list[Stack]]:
     """The scans that wait for such numbers done twice, where that releases more."""
     tried, before = closed, stacks

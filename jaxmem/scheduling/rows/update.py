@@ -12,8 +12,8 @@ from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
-from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.propagation import shardings_in
+from jaxmem.ir.shards import InputShardings
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.plan.rows import Description, Gradient, described, gradient
@@ -36,7 +36,7 @@ class Tables:
     tables: tuple[UpdatedTable, ...]
     makers: tuple[Any, ...]
     within: Any = None  # the list, a closed jaxpr
-    given: InputSpreads | None = None  # how its inputs are spread over devices
+    given: InputShardings | None = None  # how its inputs are sharded over devices
 
 
 class UpdateTouchedRows(Pass[TouchedRows, Tables]):
@@ -49,7 +49,7 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
         found = tuple(t for t in tables(graph) if not _why_not(t, level))
         if found:
             makers = (graph.eqns[graph.maker[t.gradient]] for t in found)
-            yield Tables(found, tuple(makers), level.jaxpr, level.spreads)
+            yield Tables(found, tuple(makers), level.jaxpr, level.shardings)
 
     def apply(self, level: Level, rewrite: Tables):
         graph = JaxprGraph(level.jaxpr)
@@ -62,10 +62,10 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
 
     def describe(self, rewrite: Tables, target: str) -> Description:
         del target
-        spreads = spreads_in(rewrite.within, rewrite.given)
+        shardings = shardings_in(rewrite.within, rewrite.given)
 
         def row(v, maker) -> Gradient:
-            return gradient(v.aval, maker, True, "", spreads.shards(v))
+            return gradient(v.aval, maker, True, "", shardings.shards(v))
 
         of = (table.gradient for table in rewrite.tables)
         return Description(gradients=tuple(map(row, of, rewrite.makers)))
@@ -144,9 +144,9 @@ class _RowsAt:
             eqn = values.graph.eqns[i]
             if _by_element(eqn):
                 return _compat.bind(eqn, [self._read(x, values) for x in eqn.invars])[0]
-            spreads = primitives.is_broadcast(eqn)
+            shardings = primitives.is_broadcast(eqn)
             # all rows of it are one: no array of the table's size is made to read some
-            if spreads and 0 not in eqn.params[_DIMENSIONS]:
+            if shardings and 0 not in eqn.params[_DIMENSIONS]:
                 x = jnp.asarray(values.read(eqn.invars[0]))
                 sizes = [1] * v.aval.ndim
                 for axis, size in zip(eqn.params[_DIMENSIONS], x.shape, strict=True):

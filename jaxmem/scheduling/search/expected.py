@@ -87,15 +87,15 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
         yield from one.expected(asked, enough)
 
 
-def _traced(closed, donated, shardings, target: str) -> TracedStep:
+def _traced(closed, donated, given, target: str) -> TracedStep:
     known = Remembered()
     aliases = functools.partial(by_shape, inputs=donated)
 
     @functools.cache
     def rewritten(choice: Choice, ordered: bool = True):
-        how = None, choice, shardings, known, ordered
+        how = None, choice, given, known, ordered
         return rewrite(closed, aliases(closed), *how)
 
-    spreads = of_shardings(closed, shardings)
-    about = None, closed, (), (), {}, target, "", None, known, spreads
+    shardings = of_shardings(closed, given)
+    about = None, closed, (), (), {}, target, "", None, known, shardings
     return TracedStep(rewritten, aliases, *about)

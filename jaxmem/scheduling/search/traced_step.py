@@ -12,8 +12,8 @@ from jaxmem.cost.equations import product_seconds, seconds
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases
-from jaxmem.ir.propagation import spreads_in
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.propagation import shardings_in
+from jaxmem.ir.shards import InputShardings
 from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
@@ -47,7 +47,7 @@ class TracedStep:
     fingerprint: str
     compiler_options: dict[str, Any] | None = None
     known: Remembered = field(default_factory=Remembered)  # of its lists of equations
-    spreads: InputSpreads | None = None  # how its inputs are spread over devices
+    shardings: InputShardings | None = None  # how its inputs are sharded over devices
 
     def predicted(self, choice: Choice) -> int:
         """Bytes of the peak under a choice, without arguments, in the order of XLA."""
@@ -64,7 +64,9 @@ class TracedStep:
 
     def _sizes(self, jaxpr) -> tuple[int, int]:
         tpu = is_tpu(self.target)
-        ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu, spreads=self.spreads)
+        ops = operations_of(
+            jaxpr, self.aliases(jaxpr), tpu=tpu, shardings=self.shardings
+        )
         there = ops.graph.bytes_of(ops.graph.arguments)
         return there, compiled_peak(as_compiled(ops, tpu))
 
@@ -106,6 +108,6 @@ class TracedStep:
         eqns = jaxprs.split(jaxpr)[0].eqns
         # Of products alone where there are any: what else a step takes depends on how
         # the compiler fuses it, and would hide products that are computed twice.
-        about = CHIPS[self.target].machine, spreads_in(jaxpr, self.spreads)
+        about = CHIPS[self.target].machine, shardings_in(jaxpr, self.shardings)
         products = sum(product_seconds(eqn, *about) for eqn in eqns)
         return products or sum(seconds(eqn, *about) or 0.0 for eqn in eqns)

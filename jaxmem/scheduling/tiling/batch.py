@@ -18,7 +18,7 @@ from jaxmem.ir.placements.bodies import NotInParts, is_zero, named, summed_by
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Names, Spreads, asked_by, of_spec
+from jaxmem.ir.shards import Names, Shardings, asked_by, of_spec
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
 from jaxmem.scheduling.tiling.loops import is_nested, treatment
 from jaxmem.scheduling.tiling.partial_sums import moves_sums
@@ -46,9 +46,9 @@ class Batch(Propagation):
       graph: the step.
       n: how many parts there are.
       axis: of the arguments, along which they hold the examples.
-      shards: over how many devices the examples are spread. A part is taken from each
+      shards: over how many devices the examples are sharded. A part is taken from each
         of their shards, so that no device needs what another one has.
-      spreads: how the arrays of the step are spread.
+      shardings: how the arrays of the step are sharded.
       late: equations that need all parts to be done.
       early: variables that are computed of all examples before the first part.
       zeros: variables that are zero.
@@ -58,7 +58,7 @@ class Batch(Propagation):
     n: int = field(kw_only=True)
     axis: int = 0
     shards: int = 1
-    spreads: Spreads = field(default_factory=Spreads)
+    shardings: Shardings = field(default_factory=Shardings)
     late: dict[int, str] = field(default_factory=dict)  # -> what they wait for
     early: set[Any] = field(default_factory=set)
     zeros: set[Any] = field(default_factory=set)
@@ -73,9 +73,11 @@ class Batch(Propagation):
 
     @property
     def examples(self) -> Any:
-        """The largest argument that holds some, of those that are spread most."""
+        """The largest argument that holds some, of those that are sharded most."""
         found = (v for v in self.graph.arguments if v in self.of)
-        return max(found, key=lambda v: (self.spreads.count(v, self.axis), v.aval.size))
+        return max(
+            found, key=lambda v: (self.shardings.count(v, self.axis), v.aval.size)
+        )
 
     @property
     def parts(self) -> Parts:
@@ -83,8 +85,8 @@ class Batch(Propagation):
 
     @property
     def names(self) -> Names:
-        """Over which axes of the mesh the examples are spread."""
-        return self.spreads.names(self.examples, self.axis)
+        """Over which axes of the mesh the examples are sharded."""
+        return self.shardings.names(self.examples, self.axis)
 
     def frontier(self) -> tuple[list[Any], list[Any]]:
         """(sums, cut arrays) of the parts that something outside of them needs."""
@@ -110,7 +112,7 @@ class Batch(Propagation):
 
 
 def find(
-    closed, n: int, given: Iterable[int], spreads: Spreads | None = None
+    closed, n: int, given: Iterable[int], shardings: Shardings | None = None
 ) -> Batch | str:
     """The region of a step that runs in n parts.
 
@@ -118,21 +120,21 @@ def find(
       closed: the step.
       n: how many parts.
       given: positions of arguments that may hold the examples.
-      spreads: how its arrays are spread over devices, where that is known.
+      shardings: how its arrays are sharded over devices, where that is known.
 
     Returns:
       The region. A text says why there is none: the operation where examples meet.
     """
-    spreads = spreads or Spreads()
+    shardings = shardings or Shardings()
     whys = {-1: f"no argument has an axis that n={n} divides"}
     variables = jaxprs.split(closed)[0].invars
     groups = _by_shape(variables, given, axes=1)
-    blocks = lambda v: n * spreads.count(v, 0)
+    blocks = lambda v: n * shardings.count(v, 0)
     is_cut = lambda i: variables[i].aval.shape[0] % blocks(variables[i]) == 0
     groups = [places for places in groups if all(map(is_cut, places))]
     for places in groups:
         try:
-            found = _from(closed, n, places, spreads)
+            found = _from(closed, n, places, shardings)
         except _Meet as reason:
             whys[reason.at] = f"examples meet in {reason}"
             continue
@@ -144,17 +146,19 @@ def find(
     for group in groups:
         for places in _by_shape(variables, group):
             others = set(group) - set(places)
-            found = _some(closed, n, places, others, spreads) if others else None
+            found = _some(closed, n, places, others, shardings) if others else None
             if found is not None:
                 return _moved(found) or found
-    found = _along_last(closed, n, given, spreads)
+    found = _along_last(closed, n, given, shardings)
     if found is not None:
         return _moved(found) or found
     # that of the arguments which are followed furthest: weights are not examples
     return whys[max(whys)]
 
 
-def _along_last(closed, n: int, given: Iterable[int], spreads: Spreads) -> Batch | None:
+def _along_last(
+    closed, n: int, given: Iterable[int], shardings: Shardings
+) -> Batch | None:
     """The region from the last axis of an argument.
 
     `jax.jacfwd` stacks its tangents there, and with them goes what they are compared
@@ -165,10 +169,10 @@ def _along_last(closed, n: int, given: Iterable[int], spreads: Spreads) -> Batch
         axis = variables[i].aval.ndim - 1
         if axis < 1 or variables[i].aval.shape[axis] % n:
             continue
-        if spreads.count(variables[i], axis) > 1:
+        if shardings.count(variables[i], axis) > 1:
             continue
         with suppress(_Meet):
-            found = _from(closed, n, [i], spreads, axis)
+            found = _from(closed, n, [i], shardings, axis)
             products = any(has_product(found.graph.eqns[k]) for k in found.placed)
             if not products and has_gradients(found):
                 return found
@@ -185,8 +189,8 @@ def _moved(batch: Batch) -> str:
     for i in sorted(batch.placed):
         for eqn in _all_in(batch.graph.eqns[i]):
             sharding = asked_by(eqn)
-            spread = of_spec(sharding, eqn.outvars[0]) if sharding is not None else ()
-            if any(own & {*names} and own != {*names} for names in spread):
+            spec = of_spec(sharding, eqn.outvars[0]) if sharding is not None else ()
+            if any(own & {*names} and own != {*names} for names in spec):
                 return f"examples go to other devices in {named(eqn)}"
     return ""
 
@@ -212,11 +216,11 @@ def _by_shape(
 
 
 def _some(
-    closed, n: int, places: Sequence[int], others: Iterable[int], spreads: Spreads
+    closed, n: int, places: Sequence[int], others: Iterable[int], shardings: Shardings
 ) -> Batch | None:
     """The region from some of the arguments of one length; the others are weights."""
     try:
-        found = _from(closed, n, places, spreads)
+        found = _from(closed, n, places, shardings)
     except _Meet:
         return None
     # else they are other examples, all of which a product outside of the parts takes
@@ -232,11 +236,17 @@ def _some(
 
 
 def _from(
-    closed, n: int, places: Sequence[int], spreads: Spreads, axis: int = 0
+    closed, n: int, places: Sequence[int], shardings: Shardings, axis: int = 0
 ) -> Batch:
     graph = JaxprGraph(closed)
-    shards = max(spreads.count(graph.arguments[i], axis) for i in places)
-    about = {"graph": graph, "n": n, "axis": axis, "shards": shards, "spreads": spreads}
+    shards = max(shardings.count(graph.arguments[i], axis) for i in places)
+    about = {
+        "graph": graph,
+        "n": n,
+        "axis": axis,
+        "shards": shards,
+        "shardings": shardings,
+    }
     wanted: dict[Any, Placement] = {}
     early: set[Any] = set()
     while True:

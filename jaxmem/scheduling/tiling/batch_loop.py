@@ -1,6 +1,6 @@
 """The loop that runs a step on some examples at a time, and adds up the gradients.
 
-Where the examples are spread over devices, each works on its own, and sums are taken
+Where the examples are sharded over devices, each works on its own, and sums are taken
 over the devices after the loop: else XLA would do that in every iteration.
 """
 
@@ -49,7 +49,9 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
         outside = replace(outside, env=env, done={*outside.done})
     about = batch, outside, batch.in_part()
     spread = batch.shards > 1
-    run = partial(_spread_part, *about) if spread else partial(_part, *about, slices={})
+    run = (
+        partial(_sharded_part, *about) if spread else partial(_part, *about, slices={})
+    )
 
     def part_of(totals, part):
         terms, made = run(part)
@@ -91,7 +93,7 @@ def _part(
     return sums, cut
 
 
-def _spread_part(
+def _sharded_part(
     batch: Batch, outside: graphs.Values, in_part: set[int], part
 ) -> tuple[list[Any], list[Any]]:
     """The same of every shard of the examples: each device works on its own.
@@ -130,17 +132,17 @@ def _from_outside(batch: Batch) -> Iterator[tuple[Any, Placement]]:
 
 
 def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
-    """What every part reads whole, and is spread as the examples are: on all devices.
+    """What every part reads whole, and is sharded as the examples are: on all devices.
 
     XLA would gather it in every iteration.
     """
     apart = (
         (v, axis, names)
         for v, placement in _from_outside(batch)
-        for axis, names in enumerate(batch.spreads.of.get(v, ()))
+        for axis, names in enumerate(batch.shardings.of.get(v, ()))
         if not isinstance(placement, Shard) and {*names} & {*batch.names}
     )
-    return held_whole(apart, batch.spreads, outside.read)
+    return held_whole(apart, batch.shardings, outside.read)
 
 
 def _whole_in_part(batch: Batch, outside: graphs.Values, in_part: set[int]) -> Callable:
@@ -166,7 +168,7 @@ def sum_bytes(batch: Batch) -> int:
 
 
 def _empty_sums(batch: Batch) -> list[Any]:
-    """What the parts add to at first; where they are spread, one for each shard."""
+    """What the parts add to at first; where they are sharded, one for each shard."""
     sums, _ = batch.frontier()
     first = [neutral(_op(batch, v), v.aval) for v in sums]
     if batch.shards == 1:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxmem.cost.parts import Price, Work, total
 from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.scans import iterations
-from jaxmem.ir.shard_labels import inner_spreads
+from jaxmem.ir.shard_labels import inner_shardings
 from jaxmem.scheduling.tiling.batch import Batch
 
 
@@ -38,7 +38,7 @@ def seconds(batch: Batch, target: str) -> float:
     at = sorted(batch.placed.keys() | batch.in_part())
     eqns = [batch.graph.eqns[i] for i in at]
     treated = {k: batch.placed[i] for k, i in enumerate(at) if i in batch.placed}
-    price = Price(target, batch.spreads)
+    price = Price(target, batch.shardings)
     both = _of_list(eqns, treated, batch.n, price)
     return price.longer(both.whole, [both.part], batch.n)
 
@@ -63,5 +63,5 @@ def _of(eqn, found: Placements | None, n: int, price: Price) -> _Both:
 
 
 def _of_body(eqn, body, n: int, price: Price) -> _Both:
-    inside = Price(price.target, inner_spreads(eqn, body.closed, price.spreads))
+    inside = Price(price.target, inner_shardings(eqn, body.closed, price.shardings))
     return _of_list(body.jaxpr.eqns, body.placed, n, inside)

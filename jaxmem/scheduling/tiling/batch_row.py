@@ -12,8 +12,8 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import size_of
-from jaxmem.ir.shard_labels import inner_spreads
-from jaxmem.ir.shards import Spreads
+from jaxmem.ir.shard_labels import inner_shardings
+from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling.plan.rows import WHOLE_STEP, TiledRegion
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_price import seconds
@@ -42,18 +42,18 @@ def held(batch: Batch) -> tuple[int, int]:
 
     Both are of one device.
     """
-    graph, spreads = batch.graph, batch.spreads
-    live = LiveBytes(graph, spreads)
-    before = live.whole + _inside(graph.eqns, Propagation(), 1, spreads)
+    graph, shardings = batch.graph, batch.shardings
+    live = LiveBytes(graph, shardings)
+    before = live.whole + _inside(graph.eqns, Propagation(), 1, shardings)
     sums, cut = batch.frontier()
     # those that lie there whole, from the first part on; of what is added up each
     # device has all that the others' examples would add to
-    own = lambda v: batch.spreads.shards(v, without=batch.names)
+    own = lambda v: batch.shardings.shards(v, without=batch.names)
     kept = {v: summed_size(v) / own(v) for v in sums}
-    kept |= {v: float(spreads.bytes_of(v)) for v in cut}
+    kept |= {v: float(shardings.bytes_of(v)) for v in cut}
     sizes = _sizes(live, batch, batch.n)
     after = live.profile({v: s for v, s in sizes.items() if v not in kept})
-    after += _inside(graph.eqns, batch, batch.n, spreads)
+    after += _inside(graph.eqns, batch, batch.n, shardings)
     first = min(batch.placed)
     for v, size in kept.items():
         after[first : live.death[v]] += size
@@ -66,27 +66,27 @@ def _sizes(live: LiveBytes, known: Propagation, n: int) -> dict[Any, float]:
     return {v: size / parts(v) for v, size in live.sizes.items()}
 
 
-def _inside(eqns: Sequence[Any], known: Propagation, n: int, spreads: Spreads):
+def _inside(eqns: Sequence[Any], known: Propagation, n: int, shardings: Shardings):
     """Of each equation of a list, the bytes that its bodies hold at their peak."""
     found = (
-        _of_bodies(eqn, known.placed.get(i), n, spreads) for i, eqn in enumerate(eqns)
+        _of_bodies(eqn, known.placed.get(i), n, shardings) for i, eqn in enumerate(eqns)
     )
     return np.fromiter(found, float, len(eqns))
 
 
-def _of_bodies(eqn, found: Placements | None, n: int, spreads: Spreads) -> float:
+def _of_bodies(eqn, found: Placements | None, n: int, shardings: Shardings) -> float:
     inner = [(body.closed, body) for body in found.inner] if found else []
     inner = inner or [(body, Propagation()) for body in jaxprs.bodies(eqn)]
-    inside = lambda body: inner_spreads(eqn, body, spreads)
+    inside = lambda body: inner_shardings(eqn, body, shardings)
     return max((_most(*one, n, inside(one[0])) for one in inner), default=0.0)
 
 
-def _most(closed, known: Propagation, n: int, spreads: Spreads) -> float:
+def _most(closed, known: Propagation, n: int, shardings: Shardings) -> float:
     """The peak of a body for one part."""
     graph = JaxprGraph(closed)
-    live = LiveBytes(graph, spreads)
+    live = LiveBytes(graph, shardings)
     profile = live.profile(_sizes(live, known, n))
-    return (profile + _inside(graph.eqns, known, n, spreads)).max(initial=0.0)
+    return (profile + _inside(graph.eqns, known, n, shardings)).max(initial=0.0)
 
 
 def _in_parts(batch: Batch) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """What every part needs whole, gathered once: before the loop of a region.
 
-A weight that is spread as the examples are (FSDP) is gathered where it meets them. XLA
+A weight that is sharded as the examples are (FSDP) is gathered where it meets them. XLA
 would do that in every iteration.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxmem.ir.placements.labels import Labels
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Names, Spreads, held
+from jaxmem.ir.shards import Names, Shardings, held
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
 
 
@@ -22,38 +22,40 @@ def gathered(graph: RegionGraph, region: Region, read: Callable) -> dict[Any, An
       read: gives the value of a variable.
     """
     apart = (one for i in sorted(region.eqns) for one in _apart(graph, region, i))
-    return held_whole(apart, graph.spreads, read)
+    return held_whole(apart, graph.shardings, read)
 
 
 def held_whole(
-    apart: Iterable[tuple[Any, int, Names]], spreads: Spreads, read: Callable
+    apart: Iterable[tuple[Any, int, Names]], shardings: Shardings, read: Callable
 ) -> dict[Any, Any]:
-    """Arrays that are not spread along some axes any more.
+    """Arrays that are not sharded along some axes any more.
 
     Args:
-      apart: (variable, axis, over what it is spread), for each of these axes.
-      spreads: how the variables are spread.
+      apart: (variable, axis, over what it is sharded), for each of these axes.
+      shardings: how the variables are sharded.
       read: gives the value of a variable.
     """
     found: dict[Any, list[Names]] = {}
     for v, axis, names in apart:
-        spread = found.setdefault(v, [*spreads.of[v]])
-        if spread[axis] == names:
-            spread[axis] = ()
-    return {v: held(read(v), spreads.mesh, tuple(s)) for v, s in found.items()}
+        spec = found.setdefault(v, [*shardings.of[v]])
+        if spec[axis] == names:
+            spec[axis] = ()
+    return {v: held(read(v), shardings.mesh, tuple(s)) for v, s in found.items()}
 
 
-def spread_apart(
-    eqn, table: Labels, spreads: Spreads, k: int
+def sharded_apart(
+    eqn, table: Labels, shardings: Shardings, k: int
 ) -> Iterator[tuple[Any, int, Names]]:
-    """(variable, axis, its names) where operand `k` is spread as no other is."""
+    """(variable, axis, its names) where operand `k` is sharded as no other is."""
     atoms = [*eqn.invars, *eqn.outvars]
     for axis, label in enumerate(table.ins[k]):
-        names = spreads.names(atoms[k], axis)
+        names = shardings.names(atoms[k], axis)
         if not names or label is None:
             continue
         same = enumerate(zip(atoms, table.axes(label), strict=True))
-        others = (spreads.names(w, a) for m, (w, a) in same if m != k and a is not None)
+        others = (
+            shardings.names(w, a) for m, (w, a) in same if m != k and a is not None
+        )
         if any(other != names for other in others):
             yield atoms[k], axis, names
 
@@ -61,11 +63,15 @@ def spread_apart(
 def _apart(
     graph: RegionGraph, region: Region, i: int
 ) -> Iterator[tuple[Any, int, Names]]:
-    """(variable, axis, its names) of whole operands that others are not spread as."""
-    eqn, table, spreads = graph.eqns[i], graph.labels(i, region.blocks), graph.spreads
+    """(variable, axis, its names) of whole operands that others are not sharded as."""
+    eqn, table, shardings = (
+        graph.eqns[i],
+        graph.labels(i, region.blocks),
+        graph.shardings,
+    )
     if not isinstance(table, Labels):
         return
     for k, cut in enumerate(region.placed[i].in_axes):
         v = eqn.invars[k]
         if cut is None and is_var(v) and graph.maker.get(v) not in region.eqns:
-            yield from spread_apart(eqn, table, spreads, k)
+            yield from sharded_apart(eqn, table, shardings, k)

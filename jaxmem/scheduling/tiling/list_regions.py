@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir import primitives
-from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shard_labels import labelled_shardings
+from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling.tiling.loop import tiled
 from jaxmem.scheduling.tiling.price import Figures, figures_of, seconds
 from jaxmem.scheduling.tiling.regions import (
@@ -55,12 +55,12 @@ class ListRegions:
     been found is kept, and so are the lists that loops of regions make of this one.
     """
 
-    def __init__(self, closed, target: str, given: InputSpreads | None = None):
+    def __init__(self, closed, target: str, given: InputShardings | None = None):
         """`closed`: a `prepared` list; `target`: the chip whose rates count."""
-        self.graph = RegionGraph(closed, labelled_spreads(closed, given))
-        self.given = given  # how its inputs are spread over devices
+        self.graph = RegionGraph(closed, labelled_shardings(closed, given))
+        self.given = given  # how its inputs are sharded over devices
         self.target = target
-        self._live = LiveBytes(self.graph, self.graph.spreads)
+        self._live = LiveBytes(self.graph, self.graph.shardings)
         self._found: dict[tuple[int, bool], list[Found]] = {}
         # the last that was found from an array, along an axis, within a hull
         self._fewer: dict[tuple[Any, int, int], Region] = {}
@@ -86,7 +86,7 @@ class ListRegions:
                 continue
             figures = figures_of(self._live, region)
             if figures.gain > ALIKE * figures.before:
-                about = self.target, self.graph.spreads
+                about = self.target, self.graph.shardings
                 cost = seconds(self.graph.eqns, region, *about)
                 yield Found(region, seed, figures, cost)
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
-from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shards import Spreads
+from jaxmem.ir.shard_labels import labelled_shardings
+from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling._choice import Count
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.tiling.batch import Batch, find
@@ -27,7 +27,7 @@ def batch_in(level: Level, config: MicroBatches) -> Batch | str | None:
     jaxpr = jaxprs.split(level.jaxpr)[0]
     if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
         return None
-    return find(level.jaxpr, config.n, _given(level), _spreads(level))
+    return find(level.jaxpr, config.n, _given(level), _shardings(level))
 
 
 def left_whole(level: Level, config: MicroBatches) -> Iterator[str]:
@@ -40,15 +40,15 @@ def left_whole(level: Level, config: MicroBatches) -> Iterator[str]:
 def lengths(level: Level) -> set[int]:
     """How many examples there may be, in each shard, by the step's arguments."""
     given = [jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level)]
-    spreads = _spreads(level)
+    shardings = _shardings(level)
     axes = ((v, axis) for v in given if v.aval.ndim for axis in {0, v.aval.ndim - 1})
-    sizes = (v.aval.shape[axis] // spreads.count(v, axis) for v, axis in axes)
+    sizes = (v.aval.shape[axis] // shardings.count(v, axis) for v, axis in axes)
     return {size for size in sizes if size > 1}
 
 
-def _spreads(level: Level) -> Spreads:
-    run = lambda: labelled_spreads(level.jaxpr, level.spreads)
-    return level.known.get("spreads", (level,), run)
+def _shardings(level: Level) -> Shardings:
+    run = lambda: labelled_shardings(level.jaxpr, level.shardings)
+    return level.known.get("shardings", (level,), run)
 
 
 def _given(level: Level) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.cost.parts import Price, sum_bytes, total
 from jaxmem.ir import primitives
-from jaxmem.ir.shards import WHOLE, Spreads
+from jaxmem.ir.shards import WHOLE, Shardings
 from jaxmem.scheduling.tiling.regions import Region, inner
 
 
@@ -41,7 +41,7 @@ def figures_of(live: LiveBytes, region: Region) -> Figures:
     more = np.zeros(live.count)
     for i in filter(region.is_sum, at):  # carried from the first part on
         (v,) = live.graph.eqns[i].outvars
-        total = sum_bytes(live.graph.eqns[i], v, live.spreads)
+        total = sum_bytes(live.graph.eqns[i], v, live.shardings)
         more[at[0] : i] += total
         more[i : live.death[v]] += total - live.sizes[v]
     after = live.whole - less + more
@@ -50,7 +50,7 @@ def figures_of(live: LiveBytes, region: Region) -> Figures:
 
 
 def seconds(
-    eqns: Sequence[Any], region: Region, target: str, spreads: Spreads = WHOLE
+    eqns: Sequence[Any], region: Region, target: str, shardings: Shardings = WHOLE
 ) -> float:
     """What a region takes longer in its tiles than as it is, on a chip.
 
@@ -58,12 +58,12 @@ def seconds(
       eqns: the list of equations that the region's positions are in.
       region: what is cut, and along which axes.
       target: the chip's name, one of `jaxmem.targets()`.
-      spreads: how the arrays are spread over devices; the seconds are those of one.
+      shardings: how the arrays are sharded over devices; the seconds are those of one.
 
     Returns:
       Seconds, 0.0 where the tiles cost nothing by the roofline.
     """
-    price = Price(target, spreads)
+    price = Price(target, shardings)
     whole = total(price.whole(eqns[i]) for i in sorted(region.eqns))
     cuts = ((eqns[i], region.placed[i]) for i in sorted(region.eqns))
     tile = total(price.part(eqn, placed, region.n) for eqn, placed in cuts)

@@ -15,22 +15,22 @@ from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, place
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Spreads, held_labels, is_typed
+from jaxmem.ir.shards import Shardings, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
 
 NEEDS_ALL = "it needs all of"
 AT_ONCE = "its generator makes all bits at once: a mask of them is kept, packed"
 IN_PLACE = "it writes into an array that is carried, and parts would be a new one"
-TYPED = "the axis is spread over devices in the array's type"
+TYPED = "the axis is sharded over devices in the array's type"
 
 
 class RegionGraph(JaxprGraph):
     """A graph that knows what every equation needs."""
 
-    def __init__(self, closed, spreads: Spreads | None = None):
+    def __init__(self, closed, shardings: Shardings | None = None):
         super().__init__(closed)
         self.closed = closed
-        self.spreads = spreads or Spreads()
+        self.shardings = shardings or Shardings()
         # of each equation, those that it needs, as bits
         self.above: list[int] = []
         for eqn in self.eqns:
@@ -49,12 +49,12 @@ class RegionGraph(JaxprGraph):
     def size(self, v) -> int:
         """Bytes of a variable in the memory of one device."""
         if v not in self._sizes:
-            self._sizes[v] = self.spreads.bytes_of(v)
+            self._sizes[v] = self.shardings.bytes_of(v)
         return self._sizes[v]
 
     def shards(self, v, axis: int) -> int:
         """How many shards an axis has, as far as is known."""
-        return self.spreads.count(v, axis)
+        return self.shardings.count(v, axis)
 
     def hull(self, seed, floor: int) -> int:
         """Equations that large arrays tie to an array, and all between, as bits."""
@@ -78,7 +78,7 @@ class Region(Propagation):
 
     Attributes:
       n: how many parts.
-      shards: over how many devices the axis is spread. A part is taken from each of
+      shards: over how many devices the axis is sharded. A part is taken from each of
         its shards, so that no device needs what another has.
       blocked: equations at the border, and why they are not in it.
     """

@@ -1,7 +1,7 @@
-"""Parts of an axis that is spread over devices: of each device's shard a slice.
+"""Parts of an axis that is sharded over devices: of each device's shard a slice.
 
 An axis of s shards, to be cut in n parts, is the view [s, n, rest]. Part j is slice j
-of every shard, spread as the axis is, so that no device needs what another one has. An
+of every shard, sharded as the axis is, so that no device needs what another one has. An
 axis of one shard is cut in slices that lie one behind the other.
 """
 

@@ -1,4 +1,4 @@
-"""Sums over an axis that is spread over devices, in the loop of a region.
+"""Sums over an axis that is sharded over devices, in the loop of a region.
 
 What each device adds up of its own parts stays apart until the loop is done: else XLA
 would sum over the devices in each iteration, and send n times as much.
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxmem.ir import primitives
 from jaxmem.ir.placements.labels import Labels
-from jaxmem.ir.shards import Names, Spreads
+from jaxmem.ir.shards import Names, Shardings
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
 
 _REDUCE = {
@@ -29,10 +29,10 @@ _REDUCE = {
 
 @dataclass(frozen=True)
 class Apart:
-    """An axis that is summed over, and spread.
+    """An axis that is summed over, and sharded.
 
     Attributes:
-      mesh: what it is spread over.
+      mesh: what it is sharded over.
       names: over which axes of the mesh.
       ins: of each operand, which of its axes it is; None where it has none.
     """
@@ -79,7 +79,7 @@ class Apart:
 
 
 def sums_apart(graph: RegionGraph, region: Region, i: int) -> Iterator[Apart]:
-    """The spread axes over which an equation of a region sums."""
+    """The sharded axes over which an equation of a region sums."""
     eqn, table = graph.eqns[i], graph.labels(i, region.blocks)
     assert isinstance(table, Labels)  # it is in the region
     kept = {None, *itertools.chain(*table.outs)}
@@ -87,20 +87,20 @@ def sums_apart(graph: RegionGraph, region: Region, i: int) -> Iterator[Apart]:
         if label in kept:
             continue
         ins = table.axes(label)[: len(eqn.invars)]
-        names = _names(graph.spreads, eqn, ins)
-        shards = graph.spreads.size(names)
+        names = _names(graph.shardings, eqn, ins)
+        shards = graph.shardings.size(names)
         is_cut = any(
             a is not None and a == b
             for a, b in zip(ins, region.placed[i].in_axes, strict=True)
         )
         if shards > 1 and (not is_cut or shards == region.shards):
-            yield Apart(graph.spreads.mesh, names, ins)
+            yield Apart(graph.shardings.mesh, names, ins)
 
 
-def _names(spreads: Spreads, eqn, ins: Sequence[int | None]) -> Names:
-    """Over what an axis is spread, if all operands that have it are spread alike."""
+def _names(shardings: Shardings, eqn, ins: Sequence[int | None]) -> Names:
+    """Over what an axis is sharded, if all operands that have it are sharded alike."""
     pairs = zip(eqn.invars, ins, strict=True)
-    found = {spreads.names(v, axis) for v, axis in pairs if axis is not None}
+    found = {shardings.names(v, axis) for v, axis in pairs if axis is not None}
     return found.pop() if len(found) == 1 else ()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import LEAST, Candidate, descending
@@ -142,8 +142,8 @@ def _at_one_time(step: TracedStep, choice: Choice, kept: int) -> int:
     jaxpr = step.rewritten(choice, ordered=False).jaxpr
     in_place = step.aliases(jaxpr)
     outs = (v for i, v in enumerate(jaxpr.jaxpr.outvars) if i not in in_place)
-    spreads = spreads_in(jaxpr, step.spreads)
-    made = sum(spreads.bytes_of(v) for v in outs if is_var(v))
+    shardings = shardings_in(jaxpr, step.shardings)
+    made = sum(shardings.bytes_of(v) for v in outs if is_var(v))
     return max(0, step.predicted(choice) - kept - made)
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.shard_labels import labelled_spreads
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shard_labels import labelled_shardings
+from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling._choice import Bytes, Count
 from jaxmem.scheduling._pass import Level, has_level
 from jaxmem.scheduling._remembered import Remembered
@@ -72,7 +72,7 @@ class TileRegions(Searched[Tiles, TiledLists]):
             return
         in_scan = level.loop is not None and primitives.is_scan(level.loop)
         lists = _Lists(Asked(config.limit, config.n), level.target, level.known)
-        jaxpr, tiles = lists.tiled(level.jaxpr, in_scan, level.spreads)
+        jaxpr, tiles = lists.tiled(level.jaxpr, in_scan, level.shardings)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -124,9 +124,9 @@ def _is_region(eqn) -> bool:
     return is_tile_loop(eqn) and VOCABULARY not in _compat.name_stack(eqn)
 
 
-def _is_loop(eqn, given: InputSpreads | None) -> bool:
+def _is_loop(eqn, given: InputShardings | None) -> bool:
     """Whether the body of an equation is looked at; `given`: of the list around it."""
-    # how the arrays of a `while` are spread over devices is not known
+    # how the arrays of a `while` are sharded over devices is not known
     is_known = primitives.is_scan(eqn) or given is None
     return primitives.is_loop(eqn) and is_known
 
@@ -143,7 +143,7 @@ class _Lists:
         self,
         closed,
         in_scan: bool,
-        given: InputSpreads | None,
+        given: InputShardings | None,
         times: int = 1,
         depth: int = 1,
     ) -> tuple[Any, list[Tile]]:
@@ -153,7 +153,12 @@ class _Lists:
         return self.known.get(key, (closed,), run)
 
     def _tiled(
-        self, closed, in_scan: bool, given: InputSpreads | None, times: int, depth: int
+        self,
+        closed,
+        in_scan: bool,
+        given: InputShardings | None,
+        times: int,
+        depth: int,
     ) -> tuple[Any, list[Tile]]:
         is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
         closed, tiles = self._bodies(closed, is_own, given, times, depth)
@@ -186,12 +191,12 @@ class _Lists:
         self,
         closed,
         picked: Callable[[Any], bool],
-        given: InputSpreads | None,
+        given: InputShardings | None,
         times: int,
         depth: int,
     ):
         """The list with the bodies of some of its scans in tiles."""
-        spreads = labelled_spreads(closed, given)
+        shardings = labelled_shardings(closed, given)
         tiles: list[Tile] = []
         bodies: dict[Any, Any] = {}
         for eqn in filter(picked, jaxprs.split(closed)[0].eqns):
@@ -200,7 +205,7 @@ class _Lists:
             # how often a `while` iterates nobody knows: that of a segment's layers,
             # which runs in one of so many iterations as it has itself, once on average
             count = times * eqn.params.get("length", 1)
-            how = True, spreads.body(eqn), count, depth
+            how = True, shardings.body(eqn), count, depth
             body, found = self.tiled(jaxprs.bodies(eqn)[0], *how)
             tiles += found
             if found:

@@ -7,7 +7,7 @@ from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Spreads
+from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, OnlineSum, VocabularyLoops
 
@@ -15,16 +15,16 @@ MOST_TIMES = 3  # that logits are computed: else they cost more than they save
 
 
 def loops_of(
-    graph: JaxprGraph, found: CutAxis, spreads: Spreads | None = None
+    graph: JaxprGraph, found: CutAxis, shardings: Shardings | None = None
 ) -> VocabularyLoops | str:
     """The loops; or why there are none.
 
-    `spreads`: how arrays are spread over devices, where that is known.
+    `shardings`: how arrays are sharded over devices, where that is known.
     """
     loops = _Levels(graph, found).result()
-    if isinstance(loops, str) or spreads is None:
+    if isinstance(loops, str) or shardings is None:
         return loops
-    return replace(loops, spreads=spreads)
+    return replace(loops, shardings=shardings)
 
 
 class _Levels:
@@ -102,7 +102,7 @@ class _Levels:
         return self._operand(a, 0)
 
     def _number_a_token(self, a):
-        """What is subtracted, before it is spread over the words."""
+        """What is subtracted, before it is sharded over the words."""
         made = self._maker(a)
         if made is not None and primitives.is_broadcast(made):
             a = made.invars[0]

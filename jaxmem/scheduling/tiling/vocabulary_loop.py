@@ -19,7 +19,7 @@ from jaxmem.ir.placements.lower import PartValues
 from jaxmem.ir.placements.rules import labels, same_axis
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, held
-from jaxmem.scheduling.tiling.gathered import held_whole, spread_apart
+from jaxmem.scheduling.tiling.gathered import held_whole, sharded_apart
 from jaxmem.scheduling.tiling.loop import VOCABULARY
 from jaxmem.scheduling.tiling.sums import constant, moves_behind, neutral, term
 from jaxmem.scheduling.tiling.vocabulary import puts
@@ -47,7 +47,7 @@ class _Run(Values):
 
     plan: VocabularyLoops = field(kw_only=True)
     n: int = field(kw_only=True)
-    # of what loops read, where it has to be spread in another way for them
+    # of what loops read, where it has to be sharded in another way for them
     placed: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -126,9 +126,9 @@ class _Blocks:
                     yield i, k
 
     def _place(self) -> None:
-        """What is spread as nothing that it meets in the loop is gathered before it."""
+        """What is sharded as nothing that it meets in the loop is gathered first."""
         plan, placed = self.run.plan, self.run.placed
-        if plan.spreads.mesh is None:
+        if plan.shardings.mesh is None:
             return
         outside = {self.graph.eqns[i].invars[k] for i, k in self._operands()}
         apart = [one for i in self.loop.eqns for one in self._apart(i)]
@@ -139,20 +139,20 @@ class _Blocks:
                 found += [(v, axis, names)] if v not in placed else []
             else:  # of what made it
                 apart += self._made_of(v, axis, names)
-        placed |= held_whole(found, plan.spreads, self.run.read)
+        placed |= held_whole(found, plan.shardings, self.run.read)
 
     def _apart(self, i: int) -> Iterator[tuple[Any, int, Names]]:
         eqn, table = self.graph.eqns[i], labels(self.graph.eqns[i], self.run.n)
         if isinstance(table, Labels):
             for k in range(len(eqn.invars)):
-                yield from spread_apart(eqn, table, self.run.plan.spreads, k)
+                yield from sharded_apart(eqn, table, self.run.plan.shardings, k)
 
     def _made_of(self, v, axis: int, names: Names) -> Iterator[tuple[Any, int, Names]]:
-        """Axes that are the same axis of what an array is made of, spread alike."""
+        """Axes that are the same axis of what an array is made of, sharded alike."""
         eqn = self.graph.eqns[self.graph.maker[v]]
         same = same_axis(eqn, len(eqn.invars), axis, self.run.n)
         for w, place in zip(eqn.invars, same or (), strict=False):
-            if place is not None and self.run.plan.spreads.names(w, place) == names:
+            if place is not None and self.run.plan.shardings.names(w, place) == names:
                 yield w, place, names
 
     def _of_all_shards(self, i: int, totals: dict[int, Any]):
@@ -170,7 +170,7 @@ class _Blocks:
         """What blocks are written to: all of it, so that it may have any values."""
         # Not zeros: XLA makes one array of these and of others (what rows are added to,
         # in a step), which would then be there all the time, and be copied.
-        if self.run.plan.spreads.mesh is not None:  # else one device has the value
+        if self.run.plan.shardings.mesh is not None:  # else one device has the value
             value = lax.optimization_barrier(jnp.zeros((), aval.dtype))
             return jnp.broadcast_to(value, aval.shape)
         known = self.run.tails[self.run.plan.loops[0].sums[0]][1]
@@ -238,13 +238,13 @@ class _Blocks:
         return [block.sums[i] for i in self.loop.sums], new
 
     def _held(self, v, x):
-        """What is written, whole on each device if its words are spread otherwise."""
+        """What is written, whole on each device if its words are sharded otherwise."""
         # A block of them would be those of one device, or of two.
-        spreads, axis = self.run.plan.spreads, self.axis[v]
-        if spreads.names(v, axis) in ((), self.run.plan.names):
+        shardings, axis = self.run.plan.shardings, self.axis[v]
+        if shardings.names(v, axis) in ((), self.run.plan.names):
             return x
-        spread = spreads.of[v]
-        return held(x, spreads.mesh, (*spread[:axis], (), *spread[axis + 1 :]))
+        spec = shardings.of[v]
+        return held(x, shardings.mesh, (*spec[:axis], (), *spec[axis + 1 :]))
 
     def base(self, i: int, most):
         """What is subtracted, were this the maximum."""

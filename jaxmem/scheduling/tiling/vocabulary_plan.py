@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.cost.parts import Price, Work, sum_bytes, total
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.shards import Names, Spreads
+from jaxmem.ir.shards import Names, Shardings
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
 LEAST_WORDS = 256  # of a block: a smaller product leaves most of a chip idle
@@ -58,7 +58,7 @@ class VocabularyLoops:
       found: which of them are cut along the axis, and how.
       loops: in order.
       when: number of loops that an equation outside needs to be done before it.
-      spreads: how arrays are spread over devices. Where the vocabulary is, a block has
+      shardings: over devices. Where the vocabulary is sharded, a block has
         words of each device's shard, so that no device needs what another one has.
     """
 
@@ -66,18 +66,18 @@ class VocabularyLoops:
     found: CutAxis
     loops: tuple[Loop, ...]
     when: Mapping[int, int]
-    spreads: Spreads = field(default_factory=Spreads)
+    shardings: Shardings = field(default_factory=Shardings)
 
     @functools.cached_property
     def names(self) -> Names:
-        """Over which axes of the mesh the vocabulary is spread, in the logits."""
+        """Over which axes of the mesh the vocabulary is sharded, in the logits."""
         logits = self.graph.eqns[self.found.product].outvars[0]
-        return self.spreads.names(logits, self.found.axis[logits])
+        return self.shardings.names(logits, self.found.axis[logits])
 
     @property
     def shards(self) -> int:
         """How many shards it has."""
-        return self.spreads.size(self.names)
+        return self.shardings.size(self.names)
 
     @property
     def words(self) -> int:
@@ -118,13 +118,13 @@ class VocabularyLoops:
 
     def bytes(self, n: int) -> tuple[int, int]:
         """What all equations hold while the head runs: as it is, and in `n` blocks."""
-        live = LiveBytes(self.graph, self.spreads)
+        live = LiveBytes(self.graph, self.shardings)
         before = int(live.whole[sorted(self.found.cut)].max())
         return before, before - self.held_whole + self.held(n)
 
     def seconds(self, n: int, target: str) -> float:
         """What `n` blocks take longer than the equations as they are."""
-        price = Price(target, self.spreads)
+        price = Price(target, self.shardings)
         whole = total(price.whole(self.graph.eqns[i]) for i in self.found.cut)
         loops = (total(self._block(price, i, n) for i in p.eqns) for p in self.loops)
         return price.longer(whole, loops, n)
@@ -134,11 +134,11 @@ class VocabularyLoops:
 
     def _sums(self, loop: Loop) -> float:
         eqns = (self.graph.eqns[i] for i in loop.sums)
-        return sum(sum_bytes(eqn, eqn.outvars[0], self.spreads) for eqn in eqns)
+        return sum(sum_bytes(eqn, eqn.outvars[0], self.shardings) for eqn in eqns)
 
     def _live(self, eqns: Collection[int]) -> float:
         """Bytes of whole arrays that some of the equations make, alive at most."""
-        live = LiveBytes(self.graph, self.spreads, eqns)
+        live = LiveBytes(self.graph, self.shardings, eqns)
         users = self.graph.users
         inside = (v for v in live.sizes if v in self.found.axis and users.get(v))
         return live.profile({v: live.sizes[v] for v in inside}).max()

@@ -1,4 +1,4 @@
-"""Loops over a vocabulary that is spread over devices: each has blocks of its words.
+"""Loops over a vocabulary that is sharded over devices: each has blocks of its words.
 
 A block has as many words of every shard. The loop runs under a `vmap` over the shards,
 so that sums over the words stay apart for each of them until it is done: else the

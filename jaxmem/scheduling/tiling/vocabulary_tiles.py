@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shard_labels import labelled_shardings
 from jaxmem.scheduling._choice import Bytes, Count
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._rewritten import Rewritten
@@ -137,9 +137,9 @@ def _found(level: Level) -> tuple[Any, list[VocabularyLoops | str]]:
     in_scan = level.loop is not None and primitives.is_scan(level.loop)
     closed = prepared(level.jaxpr, in_scan)
     graph = JaxprGraph(closed)
-    spreads = labelled_spreads(closed, level.spreads)
+    shardings = labelled_shardings(closed, level.shardings)
     loops = lambda found: (
-        found if isinstance(found, str) else loops_of(graph, found, spreads)
+        found if isinstance(found, str) else loops_of(graph, found, shardings)
     )
     return closed, list(map(loops, cut_axes(graph)))
 

@@ -140,21 +140,21 @@ def test_batch_statistics_have_the_plain_gradient():
 # bfloat16 outputs, D = 1024, 16 guarded channels.
 
 
-def _spread(size, seed=1):
+def _sharding(size, seed=1):
     return np.random.default_rng(seed).standard_normal(size)
 
 
 def _few(value):
     """Scales near one with 1 in 100 channels (fewer than are guarded) at `value`."""
-    scale = 1 + 0.1 * _spread(D)
+    scale = 1 + 0.1 * _sharding(D)
     scale[::100] = value
     return scale
 
 
 SCALES = {
     # name: (scale, size of bias, bound on the error of dx, of dscale)
-    "near one": (1 + 0.1 * _spread(D), 0.1, 5e-4, 5e-3),
-    "small": (0.1 * (1 + 0.1 * _spread(D)), 0.5, 2e-3, 3e-2),
+    "near one": (1 + 0.1 * _sharding(D), 0.1, 5e-4, 5e-3),
+    "small": (0.1 * (1 + 0.1 * _sharding(D)), 0.5, 2e-3, 3e-2),
     "1% at 1e-4": (_few(1e-4), 0.1, 5e-4, 5e-3),
     "1% at 0": (_few(0.0), 0.1, 5e-4, 5e-3),
 }
@@ -195,7 +195,7 @@ def fresh():
 def test_small_scales_are_guarded(name, fresh, monkeypatch):
     scale, size, dx_bound, dscale_bound = SCALES[name]
     scale = jnp.asarray(scale, "float32")
-    bias = jnp.asarray(size * _spread(D, 2), "float32")
+    bias = jnp.asarray(size * _sharding(D, 2), "float32")
     # The gradient of x is rounded to bfloat16 by either.
     rounding = _error(scale, bias, "input")[0]
     dx, dscale = _error(scale, bias, "output")

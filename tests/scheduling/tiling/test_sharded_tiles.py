@@ -299,7 +299,7 @@ GENERATED = range(0, 300, 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", GENERATED)
 def test_generated_steps(seed):
-    """Of every other step the parameters are spread, too."""
+    """Of every other step the parameters are sharded, too."""
     step = generated(seed)
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
     params, batch = step.args

@@ -30,7 +30,7 @@ from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("x64", "standard_jax")
 
-# way, how the table is spread; None as it is for that way
+# way, how the table is sharded; None as it is for that way
 TABLES = {
     "data": ("data", None),
     "FSDP, width": ("FSDP", None),

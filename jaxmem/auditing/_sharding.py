@@ -1,7 +1,7 @@
 """How the values of a module that is partitioned differ among devices.
 
 Every device runs one program. It starts from parameters whose shards the text names,
-and from its own number; from there each value's *spread* is followed through the
+and from its own number; from there each value's *sharded* is followed through the
 module: which devices have the same value, and along which axes the devices hold
 different parts of an array. What goes around among neighbours (a collective-permute)
 may become the same on all of them in ways that are not followed here.
@@ -37,7 +37,7 @@ _MAY_SEND = ("tpu_custom_call", "mosaic_gpu", "xla_ffi_python")
 _STEPS = 50  # rounds over a loop, of which each makes its carry differ more
 
 
-class SpreadPart(NamedTuple):
+class ShardedPart(NamedTuple):
     """A stretch of an axis, and devices of one label have the same of it."""
 
     axis: int
@@ -46,7 +46,7 @@ class SpreadPart(NamedTuple):
     who: Labels
 
 
-class DeviceSpread(NamedTuple):
+class DeviceSharding(NamedTuple):
     """How a value differs among devices.
 
     Attributes:
@@ -63,24 +63,24 @@ class DeviceSpread(NamedTuple):
     where: tuple[Labels | None, ...] = ()
     exact: Exact | None = None
     loose: bool = False
-    parts: tuple[SpreadPart, ...] = ()
+    parts: tuple[ShardedPart, ...] = ()
 
 
-Value = DeviceSpread | None | list  # a list for a tuple; None where nothing is known
+Value = DeviceSharding | None | list  # a list for a tuple; None where nothing is known
 
 
 class Join(NamedTuple):
     """A collective, one of the arrays that it joins, and whose groups choose it."""
 
     made: Instruction
-    operand: DeviceSpread | None
+    operand: DeviceSharding | None
     groups: tuple[tuple[int, ...], ...]
     control: Labels  # devices of one label have come here alike
 
 
 @dataclass
-class ModuleSpreads:
-    """The spreads of a module's values, the entry computation's first.
+class ModuleShardings:
+    """The shardings of a module's values, the entry computation's first.
 
     `shards`: of the parameters, by their numbers, where the text does not tell them.
     """
@@ -88,7 +88,7 @@ class ModuleSpreads:
     hlo: Hlo
     shards: Sequence[tuple[Labels, ...] | None] = ()
     joins: dict[tuple[str, int], Join] = field(default_factory=dict)
-    outputs: list[DeviceSpread | None] = field(default_factory=list)
+    outputs: list[DeviceSharding | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.devices = self.hlo.devices
@@ -122,7 +122,7 @@ class ModuleSpreads:
         if shards is None or any(len(one) != self.devices for one in shards):
             return None
         where = tuple(None if _is_alike(one) else one for one in shards)
-        return DeviceSpread(_refined(self.alike, *shards), where)
+        return DeviceSharding(_refined(self.alike, *shards), where)
 
     def _instruction(self, made: Instruction, known: dict[str, Value]) -> Value:
         operands = [self._operand(name, known) for name in made.operands]
@@ -135,7 +135,7 @@ class ModuleSpreads:
                 return _element(operands[0], made.element)
             case "partition-id":
                 own = numbers_of_devices(self.devices)
-                return DeviceSpread(own.labels, exact=own)
+                return DeviceSharding(own.labels, exact=own)
             case "while":
                 return self._loop(made, operands[0])
             case "conditional":
@@ -165,27 +165,27 @@ class ModuleSpreads:
 
     def _computed(self, made: Instruction, operands: Sequence[Value]) -> Value:
         """An operation that each device does on its own."""
-        arrays: list[DeviceSpread] = []
+        arrays: list[DeviceSharding] = []
         for one in (one for value in operands for one in leaves(value)):
             if one is None:
                 return None
             arrays.append(one)
         found = exact(made, [one.exact for one in arrays], self.devices)
         if found is not None:
-            return DeviceSpread(found.labels, exact=found)
+            return DeviceSharding(found.labels, exact=found)
         who = _refined(self.alike, *(one.who for one in arrays))
         loose = any(one.loose for one in arrays)
         if made.shape.startswith("("):
-            one = DeviceSpread(who, loose=loose)
+            one = DeviceSharding(who, loose=loose)
             return [one for _ in elements_of(made.shape)]
         shapes = [self.hlo.shape_of(name) for name in made.operands]
         if len(shapes) != len(arrays):  # one of them is a tuple
-            return DeviceSpread(who, loose=loose)
+            return DeviceSharding(who, loose=loose)
         if made.opcode == "slice" and arrays[0].parts:
             who = _refined(self.alike, *_cut(made, arrays[0].parts)) or who
         parts = _parts(made, shapes, arrays)
         where = _axes.where(made, shapes, arrays)
-        return DeviceSpread(who, where, loose=loose, parts=parts)
+        return DeviceSharding(who, where, loose=loose, parts=parts)
 
     def _loop(self, made: Instruction, carry: Value) -> Value:
         for _ in range(_STEPS):
@@ -214,7 +214,7 @@ class ModuleSpreads:
     def _chosen(self, by: Value) -> Labels:
         """Which devices take the same way, where it is known that they differ."""
         outer = self._control[-1]
-        if not isinstance(by, DeviceSpread) or by.loose:
+        if not isinstance(by, DeviceSharding) or by.loose:
             return outer
         return _refined(outer, by.who)
 
@@ -236,25 +236,25 @@ class ModuleSpreads:
         sources = sources_of(made.attributes)
         moved = lambda labels: _moved(labels, sources)
         where = tuple(axis and moved(axis) for axis in operand.where)
-        return DeviceSpread(moved(operand.who), where, loose=True)
+        return DeviceSharding(moved(operand.who), where, loose=True)
 
-    def _joined(self, made, kind: str, operand: DeviceSpread | None, groups) -> Value:
+    def _joined(self, made, kind: str, operand: DeviceSharding | None, groups) -> Value:
         split = kind in ("reduce-scatter", "all-to-all")
         if operand is None:
             whole = len(groups) == 1 and len(groups[0]) == self.devices and not split
-            return DeviceSpread(self.alike) if whole else None
+            return DeviceSharding(self.alike) if whole else None
         who = _of_groups(operand.who, groups, split)
         if kind != "all-reduce":
-            return DeviceSpread(who, loose=operand.loose)
+            return DeviceSharding(who, loose=operand.loose)
         parts = tuple(
             part._replace(who=_of_groups(part.who, groups, split))
             for part in operand.parts
         )
-        return DeviceSpread(who, operand.where, loose=operand.loose, parts=parts)
+        return DeviceSharding(who, operand.where, loose=operand.loose, parts=parts)
 
 
-def leaves(value: Value) -> Iterator[DeviceSpread | None]:
-    """The spreads of the arrays of a value."""
+def leaves(value: Value) -> Iterator[DeviceSharding | None]:
+    """The shardings of the arrays of a value."""
     if isinstance(value, list):
         for one in value:
             yield from leaves(one)
@@ -268,8 +268,8 @@ def differ(labels: Labels, group: Sequence[int]) -> bool:
 
 
 def _parts(
-    made: Instruction, shapes: Sequence[str], arrays: Sequence[DeviceSpread]
-) -> tuple[SpreadPart, ...]:
+    made: Instruction, shapes: Sequence[str], arrays: Sequence[DeviceSharding]
+) -> tuple[ShardedPart, ...]:
     """Of what was put side by side, or is passed on as it was."""
     if made.opcode in ("copy", "convert") and len(arrays) == 1:
         return arrays[0].parts
@@ -279,12 +279,12 @@ def _parts(
     found, start = [], 0
     for shape, one in zip(shapes, arrays, strict=True):
         stop = start + arrays_of(shape)[0].sizes[axis]
-        found.append(SpreadPart(axis, start, stop, one.who))
+        found.append(ShardedPart(axis, start, stop, one.who))
         start = stop
     return tuple(found)
 
 
-def _cut(made: Instruction, parts: Sequence[SpreadPart]) -> list[Labels]:
+def _cut(made: Instruction, parts: Sequence[ShardedPart]) -> list[Labels]:
     """The labels of the parts that a slice takes from."""
     limits = _axes.limits(made)
     inside = lambda part: (
@@ -346,11 +346,11 @@ def _element(value: Value, index: int) -> Value:
 
 
 def _both(
-    a: Value, b: Value, join: Callable[[DeviceSpread, DeviceSpread], DeviceSpread]
+    a: Value, b: Value, join: Callable[[DeviceSharding, DeviceSharding], DeviceSharding]
 ) -> Value:
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return [_both(x, y, join) for x, y in zip(a, b, strict=True)]
-    if isinstance(a, DeviceSpread) and isinstance(b, DeviceSpread):
+    if isinstance(a, DeviceSharding) and isinstance(b, DeviceSharding):
         return join(a, b)
     return None
 
@@ -360,21 +360,21 @@ def _merged(a: Value, b: Value) -> Value:
     return _both(a, b, _one_of)
 
 
-def _one_of(a: DeviceSpread, b: DeviceSpread) -> DeviceSpread:
+def _one_of(a: DeviceSharding, b: DeviceSharding) -> DeviceSharding:
     if a == b:
         return a
     who, where = _refined(a.who, b.who), _axes.merged(a, b)
     same = a.exact if a.exact == b.exact else None
-    return DeviceSpread(who, where, same, a.loose or b.loose)
+    return DeviceSharding(who, where, same, a.loose or b.loose)
 
 
 def _under(value: Value, chosen: Value) -> Value:
     """A value that devices came to by a choice of their own."""
     if isinstance(value, list):
         return [_under(one, chosen) for one in value]
-    if value is None or not isinstance(chosen, DeviceSpread):
+    if value is None or not isinstance(chosen, DeviceSharding):
         return None
     if _is_alike(chosen.who):
         return value
     loose = value.loose or chosen.loose
-    return DeviceSpread(_refined(value.who, chosen.who), value.where, loose=loose)
+    return DeviceSharding(_refined(value.who, chosen.who), value.where, loose=loose)
