@@ -24,20 +24,20 @@ WHAT_IS_DONE = (
 )
 
 
-def with_sums_apart(closed, spread: bool):
+def with_sums_apart(closed, sharded: bool):
     """The jaxpr with such sums in the other form; itself where there are none.
 
     Args:
       closed: the jaxpr of a step.
       sharded: whether it may run on several devices: on one nothing is lost.
     """
-    scatters = _lost(closed, spread)
+    scatters = _lost(closed, sharded)
     return _apart(closed, scatters) if scatters else closed
 
 
-def has_sums_apart(closed, spread: bool) -> bool:
+def has_sums_apart(closed, sharded: bool) -> bool:
     """Whether `with_sums_apart` changes a step."""
-    return bool(_lost(closed, spread))
+    return bool(_lost(closed, sharded))
 
 
 def devices_of(shardings: Iterable[Any]) -> int:
@@ -46,10 +46,10 @@ def devices_of(shardings: Iterable[Any]) -> int:
     return max((m.size for m in meshes if m is not None), default=1)
 
 
-def _lost(closed, spread: bool) -> dict[int, bool]:
+def _lost(closed, sharded: bool) -> dict[int, bool]:
     """The scatters, by identity, and whether the step adds them into the sum itself."""
     hit = (standing(SUMS_OF_TABLES, p) == "affected" for p in SUMS_OF_TABLES.platforms)
-    if not spread or not any(hit):
+    if not sharded or not any(hit):
         return {}
     return {id(eqn): direct for eqn, direct in loops_of_tables(closed)}
 

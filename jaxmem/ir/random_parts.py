@@ -36,10 +36,10 @@ def bits_of_part(eqn: JaxprEqn, key: Any, axis: int, size: int, start: Any) -> A
     shape = (*out.shape[:axis], size, *out.shape[axis + 1 :])
     counters = places(shape, whole, axis, start)
     keys = range(out.ndim - len(whole))
-    spread = lambda x: lax.broadcast_in_dim(x, shape, keys) if x.ndim else x
+    broadcast = lambda x: lax.broadcast_in_dim(x, shape, keys) if x.ndim else x
     words = jax.random.key_data(key)
     first, second = (
-        spread(lax.index_in_dim(words, k, -1, keepdims=False)) for k in range(2)
+        broadcast(lax.index_in_dim(words, k, -1, keepdims=False)) for k in range(2)
     )
     high, low = _compat.threefry2x32(first, second, *counters)
     return _compat.typed_as(_as_bits(high, low, out.dtype), out)

@@ -43,7 +43,7 @@ def unique_rows(
     if slots == 0:
         return ids, rows
     ids, inside = in_table(ids, count)
-    rows = jnp.where(spread(inside, rows), rows, jnp.zeros((), rows.dtype))
+    rows = jnp.where(broadcast_rows(inside, rows), rows, jnp.zeros((), rows.dtype))
     # equal ids are neighbours then, and share a slot
     order = jnp.argsort(ids)
     ranked = ids[order]
@@ -55,7 +55,7 @@ def unique_rows(
     return behind.at[slot].min(ranked, indices_are_sorted=True), sums
 
 
-def spread(x: Array, like: Array) -> Array:
+def broadcast_rows(x: Array, like: Array) -> Array:
     """A number a row as an array that broadcasts against rows."""
     return x.reshape(*x.shape, *(1,) * (like.ndim - x.ndim))
 

@@ -60,9 +60,12 @@ PASSES: tuple[Pass, ...] = (
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )
-# those that a search asks, in its order: what is changed least comes first
-SEARCHED = tuple(one for one in reversed(PASSES) if isinstance(one, Searched))
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
+
+
+def searched() -> list[Searched]:
+    """The passes that a search asks, in its order: what changes least comes first."""
+    return [one for one in reversed(PASSES) if isinstance(one, Searched)]
 
 
 def rewrite(

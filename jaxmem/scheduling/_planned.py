@@ -79,8 +79,8 @@ def _notes(
     notes = [] if call.form.donated else [undonated(call.args)]
     notes += notes_of(rewritten, found.choice.unchanged)
     notes += _unknown_shards(calls, call, rewritten.jaxpr)
-    spread = call.inside or devices_of(calls.given(call)) > 1
-    if has_sums_apart(rewritten.written_out, spread):
+    sharded = call.inside or devices_of(calls.given(call)) > 1
+    if has_sums_apart(rewritten.written_out, sharded):
         notes.append(WHAT_IS_DONE)
     return notes
 

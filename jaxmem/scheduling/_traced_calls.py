@@ -101,8 +101,8 @@ class TracedCalls:
             return found
         closed = with_results_placed(found.jaxpr, traced.outs)
         # in another function nobody knows where arguments are
-        spread = call.inside or devices_of(given) > 1
-        closed = with_sums_apart(with_hidden_indices(closed), spread)
+        sharded = call.inside or devices_of(given) > 1
+        closed = with_sums_apart(with_hidden_indices(closed), sharded)
         return replace(found, jaxpr=closed)
 
     def given(self, call: Call) -> tuple[Any, ...]:

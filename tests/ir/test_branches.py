@@ -11,7 +11,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.placements import Placements, at
-from jaxmem.ir.placements.layers import treatment
+from jaxmem.ir.placements.layers import placements_of
 from jaxmem.ir.placements.lower import PartValues
 from tests.arrays import array
 
@@ -88,7 +88,7 @@ def with_operands(name):
 @pytest.mark.parametrize("name", CASES)
 def test_layer_by_layer_is_all_at_once(name, due):
     eqn, (_, *operands), axes = with_operands(name)
-    treated = treatment(eqn, [*map(at, axes)])
+    treated = placements_of(eqn, [*map(at, axes)])
     assert isinstance(treated, Placements), treated
     assert treated.in_axes[0] is None
     assert set(treated.out_axes) == {0}
@@ -139,7 +139,7 @@ def test_what_is_not_layer_by_layer_is_refused(text):
     fn, (index, axis) = REFUSED[text]
     eqn = equation(fn, normal(L, L, M), jnp.int32(1))
     axes = [index] + [axis if v.aval.ndim == 3 else None for v in eqn.invars[1:]]
-    reason = treatment(eqn, [*map(at, axes)])
+    reason = placements_of(eqn, [*map(at, axes)])
     assert isinstance(reason, str), reason
     assert text in reason
 

@@ -21,7 +21,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.placements import Placements, Shard, at
 from jaxmem.ir.placements.layers import OF_MODELS, of_slice
-from jaxmem.ir.placements.layers import treatment as treatment_of
+from jaxmem.ir.placements.layers import placements_of as treatment_of
 from jaxmem.ir.placements.lower import on_part, one
 from jaxmem.ir.placements.rules import RULES, resized
 from jaxmem.ir.primitives import names
@@ -77,7 +77,7 @@ def equation(fn, args):
     return eqns[0]
 
 
-def treatment(eqn, axes) -> Placements | str:
+def placements_of(eqn, axes) -> Placements | str:
     return treatment_of(eqn, [*map(at, axes)])
 
 
@@ -350,7 +350,7 @@ def test_treatment_of_an_axis(case):
     axes = list(case.axes)
     while len(axes) < len(case.eqn.invars):  # literals
         axes.append(None)
-    result = treatment(case.eqn, axes)
+    result = placements_of(case.eqn, axes)
     if isinstance(case.expect, tuple):
         assert isinstance(result, Placements) and not result.op, result
         assert result.out_axes == case.expect
@@ -367,7 +367,7 @@ def test_treatment_of_an_axis(case):
 def test_layer_by_layer_is_all_at_once(case):
     eqn, values = case.eqn, operands(case)
     axes = [*case.axes, *[None] * (len(values) - len(case.axes))]
-    result = treatment(eqn, axes)
+    result = placements_of(eqn, axes)
     whole = _compat.bind(eqn, values)
     layers = [layer(eqn, values, result, j) for j in range(L)]
     for out, axis, *slices in zip(whole, result.out_axes, *layers, strict=True):
@@ -378,7 +378,7 @@ def test_layer_by_layer_is_all_at_once(case):
 @pytest.mark.parametrize("case", [c for c in CASES if c.expect == "reduced"], ids=str)
 def test_layers_combine_to_the_reduction(case):
     eqn, values = case.eqn, operands(case)
-    result = treatment(eqn, case.axes)
+    result = placements_of(eqn, case.axes)
     layers = [layer(eqn, values, result, j)[0] for j in range(L)]
     got = functools.reduce(getattr(lax, result.op), layers)
     assert_close(got, _compat.bind(eqn, values)[0])
@@ -410,7 +410,7 @@ def test_sums_over_devices_are_done_by_layers(name):
         for j in range(L):
             value = x[j : j + 1]
             for eqn in eqns:
-                result = treatment(eqn, [0])
+                result = placements_of(eqn, [0])
                 assert result == along(0), eqn
                 (value,) = on_part(eqn, [value], result, one)
             layers.append(value)
@@ -431,7 +431,7 @@ def test_sums_over_devices_are_done_by_layers(name):
 @pytest.mark.parametrize("spec", [(), (None, "x"), (None, None)], ids=str)
 def test_a_constraint_that_leaves_the_layers_whole(spec):
     eqn = constraint(spec)
-    assert treatment(eqn, [0]) == of_slice(eqn, 0) == along(0)
+    assert placements_of(eqn, [0]) == of_slice(eqn, 0) == along(0)
     assert resized(eqn, along(0), lambda _: 1) == eqn.params
     (part,) = on_part(eqn, [normal(1, 4)], along(0), one)
     assert_close(part, normal(1, 4))
@@ -439,7 +439,7 @@ def test_a_constraint_that_leaves_the_layers_whole(spec):
 
 def test_a_constraint_that_spreads_the_layers_is_refused():
     eqn = constraint(("x", None))
-    assert treatment(eqn, [0]) == "it shards the layers over devices"
+    assert placements_of(eqn, [0]) == "it shards the layers over devices"
     assert of_slice(eqn, 0) is None
 
 
@@ -456,11 +456,11 @@ def test_a_sum_over_a_mapped_axis_is_not_of_a_mesh():
         normal(L, 4)
     )
     (eqn,) = mapped.eqns
-    assert treatment(eqn, [0]) == along(0)
+    assert placements_of(eqn, [0]) == along(0)
     positional = eqn.replace(params=eqn.params | {"axes": (0,)})
-    assert "named axes" in treatment(positional, [0])
+    assert "named axes" in placements_of(positional, [0])
     groups = eqn.replace(params=eqn.params | {"axis_index_groups": ((0,), (1,))})
-    assert "named axes" in treatment(groups, [0])
+    assert "named axes" in placements_of(groups, [0])
 
 
 # -- what is recomputed
@@ -536,12 +536,12 @@ def test_effects_and_shardings_are_refused():
         for e in jaxprs.walk(jax.make_jaxpr(printed)(X))
         if e.primitive.name == "debug_callback"
     )
-    assert isinstance(treatment(eqn, [0]), str)
+    assert isinstance(placements_of(eqn, [0]), str)
     mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
     sharding = jax.sharding.NamedSharding(mesh, PartitionSpec("x"))
     wide = lambda x: lax.broadcast_in_dim(x, (L, 4), (0,), out_sharding=sharding)
     eqn = equation(wide, (normal(L),))
-    assert treatment(eqn, [0]) == "it names a sharding"
+    assert placements_of(eqn, [0]) == "it names a sharding"
     assert of_slice(eqn, 0) is None
 
 

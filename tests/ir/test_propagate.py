@@ -43,7 +43,7 @@ def test_an_equation_tells_its_operands_too():
     (a, b), (out,) = eqn.invars, eqn.outvars
     known.of[out] = Shard(0)
     found = Placements((Shard(0), REPLICATE), (Shard(0),))
-    assert list(known.spread(3, eqn, found)) == [a]
+    assert list(known.extend(3, eqn, found)) == [a]
     assert known.placed == {3: found} and known.at(b) == REPLICATE
 
 

@@ -29,13 +29,13 @@ OF_MODELS = frozenset(
 ) | primitives.names(lambda p: p.kind in (Kind.SCATTER, Kind.WINDOW, Kind.SPECIAL))
 
 
-def treatment(eqn: JaxprEqn, ins: Sequence[Placement]) -> Placements | str:
+def placements_of(eqn: JaxprEqn, ins: Sequence[Placement]) -> Placements | str:
     """What `eqn` does to the layer axis, `ins` saying where its operands have it.
 
     It can be done a layer at a time; or it combines the layers, and gives a term of
     the result for each. A text says why it is neither.
     """
-    # Whole operands are not known to run along the layers; the treatment may ask for
+    # Whole operands are not known to run along the layers; the operation may ask for
     # them along an axis too.
     if primitives.is_branch(eqn):
         return _cond(eqn, ins)
@@ -79,7 +79,7 @@ def _in_branch(
         asked = next(axis for axis in axes_of(wanted) if axis is not None)
         found = of_slice(eqn, asked) or "its output is not of layers"
     else:
-        found = treatment(eqn, ins)
+        found = placements_of(eqn, ins)
     if isinstance(found, Placements) and found.op:
         found = "it combines the layers"
     if isinstance(found, str):

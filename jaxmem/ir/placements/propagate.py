@@ -73,7 +73,7 @@ class Propagation:
         for v, placement in zip(eqn.outvars, found.outs, strict=True):
             self.put(v, placement)
 
-    def spread(self, i: int, eqn: JaxprEqn, found: Placements) -> Iterator[Any]:
+    def extend(self, i: int, eqn: JaxprEqn, found: Placements) -> Iterator[Any]:
         """Takes in how an equation works; the variables that it tells to be cut."""
         self.placed[i] = found
         pairs = zip([*eqn.invars, *eqn.outvars], found.ins + found.outs, strict=True)

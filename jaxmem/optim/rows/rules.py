@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_dtype, check_scalar, shown
-from jaxmem.ir.unique_rows import spread
+from jaxmem.ir.unique_rows import broadcast_rows
 from jaxmem.optim._adama_arguments import check_rate
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.rows.gradients import is_rows
@@ -138,7 +138,7 @@ def scale_by_rowwise_adagrad(
             root = jnp.sqrt(s) + jnp.asarray(eps, jnp.float32)
             # where eps is 0 too, a row that has seen no gradient does not move
             inverse = jnp.where(root > 0, 1 / jnp.where(root > 0, root, 1.0), 0.0)
-            return (g.astype(jnp.float32) * spread(inverse, g)).astype(g.dtype)
+            return (g.astype(jnp.float32) * broadcast_rows(inverse, g)).astype(g.dtype)
 
         return jax.tree.map(scaled, updates, sums), RowwiseAdagradState(sums)
 

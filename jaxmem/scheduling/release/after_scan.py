@@ -8,7 +8,7 @@ from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import REPLICATE, Placements, Shard
-from jaxmem.ir.placements.layers import treatment
+from jaxmem.ir.placements.layers import placements_of
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.scans import is_var, ys_of
 
@@ -66,23 +66,23 @@ def after_scan(
         layered = [v for v in eqn.invars if is_var(v) and v in found.of]
         if not layered:
             continue
-        treated = _treatment(graph, eqn, found)
-        if isinstance(treated, str):
-            found.reasons.update(dict.fromkeys(layered, treated))
+        placements = _placements_of(graph, eqn, found)
+        if isinstance(placements, str):
+            found.reasons.update(dict.fromkeys(layered, placements))
             continue
-        if treated.op:  # nothing else has all of it before the scan has ended
-            found.placed[i] = treated
+        if placements.op:  # nothing else has all of it before the scan has ended
+            found.placed[i] = placements
         else:
-            found.place(i, eqn, treated)
+            found.place(i, eqn, placements)
     return found
 
 
-def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Placements | str:
+def _placements_of(graph: JaxprGraph, eqn, found: AfterScan) -> Placements | str:
     ins = found.all_at(eqn.invars)
-    treated = treatment(eqn, ins)
-    if isinstance(treated, str):
-        return f"{primitives.quoted(eqn)} {_at(eqn)}: {treated}"
-    for v, have, want in zip(eqn.invars, ins, treated.ins, strict=True):
+    placements = placements_of(eqn, ins)
+    if isinstance(placements, str):
+        return f"{primitives.quoted(eqn)} {_at(eqn)}: {placements}"
+    for v, have, want in zip(eqn.invars, ins, placements.ins, strict=True):
         if have not in (REPLICATE, want):
             return f"{primitives.quoted(eqn)} {_at(eqn)}: layers along different axes"
         if is_var(v) and have == REPLICATE and v in found.later:
@@ -90,7 +90,7 @@ def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Placements | str:
             return (
                 f"{primitives.quoted(eqn)} {_at(eqn)} needs {_origin(graph, v, found)}"
             )
-    return treated
+    return placements
 
 
 def _at(eqn) -> str:

@@ -41,7 +41,7 @@ class Release:
     # positions of the equations that are done in the body, in order
     moved: tuple[int, ...] = ()
     # for each of them, how it treats the layer axis
-    treatments: Mapping[int, Placements] = field(default_factory=dict)
+    placements: Mapping[int, Placements] = field(default_factory=dict)
     # along which axis a moved variable has the layers
     axis: Mapping[Any, int] = field(default_factory=dict)
     # moved variable -> the buffer that it replaces in place

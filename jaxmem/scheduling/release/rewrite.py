@@ -26,7 +26,7 @@ def release(closed, plan: Release):
     graph = JaxprGraph(closed)
 
     def run(args: list) -> list:
-        moved = set(plan.treatments)  # done in the scan's body
+        moved = set(plan.placements)  # done in the scan's body
         return _ReleasedValues(
             graph, graph.inputs(args), moved, plan=plan
         ).all_outputs()
@@ -67,7 +67,7 @@ class _ReleasedValues(Values):
         """Everyone else who reads what is overwritten does so first."""
         for v, _ in self.plan.updated.values():
             for u in self.graph.users.get(v, ()):
-                if u != self.plan.scan and u not in self.plan.treatments:
+                if u != self.plan.scan and u not in self.plan.placements:
                     self.evaluate(u)
 
 
@@ -82,7 +82,10 @@ def _run_scan(state: _ReleasedValues) -> dict[Any, Any]:
         (first, first + 1),
         init,
         [state.read(v) for v, _ in body.places],
-        [_of_no_layer(graph.eqns[i], treated) for i, treated in body.sums.items()],
+        [
+            _of_no_layer(graph.eqns[i], placements)
+            for i, placements in body.sums.items()
+        ],
     )
     xs = {i: slices[i] for i in body.read}
     (_, ends, buffers, totals), kept = scan_like(eqn, body, carry, xs)
@@ -101,7 +104,7 @@ def _whole(state: _ReleasedValues) -> dict[tuple[Any, Axis], Any]:
     graph, plan = state.graph, state.plan
     found: dict[tuple[Any, Axis], Any] = {p: state.read(p[0]) for p in plan.buffers}
     for i in plan.moved:
-        for v, axis in plan.treatments[i].operands(graph.eqns[i]):
+        for v, axis in plan.placements[i].operands(graph.eqns[i]):
             if is_var(v) and v not in plan.axis:
                 for w in [v] if axis is None else unsliced(graph, v, axis):
                     found[w, None] = state.read(w)
@@ -129,10 +132,10 @@ class _Body:
     carried: list[Any] = field(init=False)
 
     def __post_init__(self):
-        treatments = self.plan.treatments.items()
+        placements = self.plan.placements.items()
         self.eqn = self.graph.eqns[self.plan.scan]
         self.places = list(self.plan.updated.values())
-        self.sums = {i: how for i, how in treatments if how.op}
+        self.sums = {i: how for i, how in placements if how.op}
         self.carried = [v for v in filter(is_var, xs_of(self.eqn)) if self._has(v)]
         xs = enumerate(xs_of(self.eqn))
         self.read = [i for i, v in xs if not (is_var(v) and v in self.carried)]
@@ -249,12 +252,12 @@ class _Layer:
         self.source[v] = v
 
     def run(self, i: int) -> None:
-        eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
+        eqn, placements = self.graph.eqns[i], self.plan.placements[i]
         found = (self.source[v] for v in eqn.invars if is_var(v) and v in self.source)
         gradient = next(found, None)
         self.source.update(dict.fromkeys(eqn.outvars, gradient))
-        outs = self.waiting_for(gradient).outputs(eqn, treated)
-        forms = zip(eqn.outvars, treated.outs, strict=True)
+        outs = self.waiting_for(gradient).outputs(eqn, placements)
+        forms = zip(eqn.outvars, placements.outs, strict=True)
         self.env.update(zip(forms, outs, strict=True))
 
     def _cut(self, gradient, v, axis: int, whole: Callable):

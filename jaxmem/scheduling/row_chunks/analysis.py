@@ -19,7 +19,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, of_variables
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.placements import REPLICATE, Placements, Shard
-from jaxmem.ir.placements.layers import made_of, treatment
+from jaxmem.ir.placements.layers import made_of, placements_of
 from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
@@ -34,7 +34,7 @@ class LeafUpdate:
     Attributes:
       jaxpr: the step, in which the update is written out; closed.
       moved: positions of the equations that are done in the loop.
-      treatments: how each of them treats the rows.
+      placements: what each of them has of the rows.
       pairs: variable that something else reads -> the buffer in whose place it is.
       made: variables whose rows the loop computes of rows of inputs.
       read: other variables of which the loop reads rows.
@@ -44,7 +44,7 @@ class LeafUpdate:
 
     jaxpr: Any
     moved: tuple[int, ...]
-    treatments: Mapping[int, Placements]
+    placements: Mapping[int, Placements]
     pairs: Mapping[Any, Any]
     made: frozenset[Any]
     read: tuple[Any, ...]
@@ -198,25 +198,25 @@ class _Search(Propagation):
                 for u in users - seen:
                     todo.push(u, u)
                 seen |= users
-            treated = self._treatment(eqn) if by_rows else None
-            if treated is not None:
-                self.place(i, eqn, treated)
+            placements = self._placements_of(eqn) if by_rows else None
+            if placements is not None:
+                self.place(i, eqn, placements)
             elif by_rows and i in core:
                 return False
         return bool(self.core)
 
-    def _treatment(self, eqn) -> Placements | None:
+    def _placements_of(self, eqn) -> Placements | None:
         if primitives.of(eqn).heavy:  # it stays where it is
             return None
         ins = self.all_at(eqn.invars)
-        treated = treatment(eqn, ins)
-        if isinstance(treated, str) or {*treated.outs} != {ROWS}:
+        placements = placements_of(eqn, ins)
+        if isinstance(placements, str) or {*placements.outs} != {ROWS}:
             return None
-        for v, have, want in zip(eqn.invars, ins, treated.ins, strict=True):
+        for v, have, want in zip(eqn.invars, ins, placements.ins, strict=True):
             waits = is_var(v) and have == REPLICATE and v in self.later
             if waits or want not in (have, ROWS):
                 return None
-        return treated
+        return placements
 
     def up_to(self, ends: list[Any]) -> list[int]:
         """The update, and what leads from it to these variables."""

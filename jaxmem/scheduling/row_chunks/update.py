@@ -75,7 +75,7 @@ class _LoopedValues(Values):
         buffers = list(plan.pairs.values())
         for v in buffers:  # everyone else who reads what is overwritten does so first
             for u in self.graph.users.get(v, ()):
-                if u not in plan.treatments:
+                if u not in plan.placements:
                     self.evaluate(u)
         carried = [self.read(v) for v in buffers]
         read = [self.read(v) for v in plan.read]
@@ -98,7 +98,7 @@ class _Loop:
         """Evaluates what all rows share, before the loop."""
         graph = self.values.graph
         for i in self.plan.moved:
-            self._shared(graph.eqns[i], self.plan.treatments[i])
+            self._shared(graph.eqns[i], self.plan.placements[i])
         for v in self.plan.made:
             placed = made_of(graph, v, 0)
             assert placed is not None
@@ -119,7 +119,7 @@ class _Loop:
         length, graph = lambda _: arrays[0].shape[0], self.values.graph
         rows = PartValues(self.values.read, _unread, length, env=env, graph=graph)
         for i in self.plan.moved:
-            rows.run(graph.eqns[i], self.plan.treatments[i])
+            rows.run(graph.eqns[i], self.plan.placements[i])
         outs = [env[v, ROWS] for v in self.plan.pairs]
         return [x.reshape(*parts, *x.shape[1:]) if parts else x for x in outs]
 

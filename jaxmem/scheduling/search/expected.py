@@ -11,7 +11,7 @@ from typing import Any
 from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shards import of_shardings
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import SEARCHED, rewrite
+from jaxmem.scheduling._passes import rewrite, searched
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._searched import Candidate, SearchedStep
 from jaxmem.scheduling._shardings import argument_shardings
@@ -80,10 +80,10 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
     Nothing here depends on how fast or busy the machine is.
     """
     plain = Choice(step.target)
-    asked = SearchedStep(step)
-    front = next(filter(None, (one.start(asked) for one in SEARCHED)), None)
+    asked, passes = SearchedStep(step), searched()
+    front = next(filter(None, (one.start(asked) for one in passes)), None)
     asked = replace(asked, front=front or [Candidate(plain, step.predicted(plain), 0)])
-    for one in sorted(SEARCHED, key=lambda one: (one.in_parts, not one.whole_step)):
+    for one in sorted(passes, key=lambda one: (one.in_parts, not one.whole_step)):
         yield from one.expected(asked, enough)
 
 

@@ -40,8 +40,8 @@ def first_process(shardings: tuple[Any, ...]) -> int | None:
     """The first process that holds a part of these arrays; None where one holds all."""
     # devices of a `target_mesh` are those of no process
     there = (s for s in shardings if s is not None and not _is_abstract(s))
-    spread = [s for s in there if not s.is_fully_addressable]
-    devices = (d for sharding in spread for d in sharding.device_set)
+    beyond = [s for s in there if not s.is_fully_addressable]
+    devices = (d for sharding in beyond for d in sharding.device_set)
     return min((d.process_index for d in devices), default=None)
 
 

@@ -65,7 +65,7 @@ def search(
 
 def _asked(tile: bool) -> list[Searched]:
     """The passes that are asked, in order."""
-    return [one for one in _passes.SEARCHED if tile or not one.in_parts]
+    return [one for one in _passes.searched() if tile or not one.in_parts]
 
 
 def _best(driver: Driver, strategy: Strategy) -> tuple[ReportedTrial, str]:

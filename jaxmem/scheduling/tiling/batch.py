@@ -20,7 +20,7 @@ from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Names, Shardings, asked_by, of_spec
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
-from jaxmem.scheduling.tiling.loops import is_nested, treatment
+from jaxmem.scheduling.tiling.loops import is_nested, placements_of
 from jaxmem.scheduling.tiling.partial_sums import moves_sums
 from jaxmem.scheduling.tiling.shard_parts import Parts
 from jaxmem.scheduling.tiling.sums import is_arithmetic
@@ -49,8 +49,8 @@ class Batch(Propagation):
       shards: over how many devices the examples are sharded. A part is taken from each
         of their shards, so that no device needs what another one has.
       shardings: how the arrays of the step are sharded.
-      late: equations that need all parts to be done.
-      early: variables that are computed of all examples before the first part.
+      after: equations that need all parts to be done.
+      before: variables that are computed of all examples before the first part.
       zeros: variables that are zero.
     """
 
@@ -59,8 +59,8 @@ class Batch(Propagation):
     axis: int = 0
     shards: int = 1
     shardings: Shardings = field(default_factory=Shardings)
-    late: dict[int, str] = field(default_factory=dict)  # -> what they wait for
-    early: set[Any] = field(default_factory=set)
+    after: dict[int, str] = field(default_factory=dict)  # -> what they wait for
+    before: set[Any] = field(default_factory=set)
     zeros: set[Any] = field(default_factory=set)
     # variables made late of arrays that hold examples -> what they wait for
     meets: dict[Any, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Batch(Propagation):
     def frontier(self) -> tuple[list[Any], list[Any]]:
         """(sums, cut arrays) of the parts that something outside of them needs."""
         graph, needed = self.graph, dict.fromkeys(filter(is_var, self.graph.outvars))
-        for i in self.late:
+        for i in self.after:
             needed |= dict.fromkeys(filter(is_var, graph.eqns[i].invars))
         made = [v for v in needed if graph.maker.get(v) in self.placed]
         sums = [v for v in made if isinstance(self.at(v), Partial)]
@@ -101,9 +101,9 @@ class Batch(Propagation):
         """Equations on whole arrays that are cheap enough to be done for each part."""
         found: set[int] = set()
         for i, eqn in enumerate(self.graph.eqns):
-            if i in self.placed or i in self.late:
+            if i in self.placed or i in self.after:
                 continue
-            if not _is_done_anew(eqn) or set(eqn.outvars) & self.early:
+            if not _is_done_anew(eqn) or set(eqn.outvars) & self.before:
                 continue
             makers = (self.graph.maker.get(v) for v in filter(is_var, eqn.invars))
             if all(m is None or m in found for m in makers):
@@ -248,15 +248,15 @@ def _from(
         "shardings": shardings,
     }
     wanted: dict[Any, Placement] = {}
-    early: set[Any] = set()
+    before: set[Any] = set()
     while True:
-        batch = Batch(wanted=dict(wanted), early=set(early), **about)
+        batch = Batch(wanted=dict(wanted), before=set(before), **about)
         batch.of.update((graph.arguments[i], Shard(axis)) for i in places)
         for i, eqn in enumerate(graph.eqns):
             _follow(batch, i, eqn)
-        if (batch.early, batch.wanted) == (early, wanted):
+        if (batch.before, batch.wanted) == (before, wanted):
             return batch
-        early, wanted = batch.early, batch.wanted
+        before, wanted = batch.before, batch.wanted
 
 
 def _is_done_anew(eqn) -> bool:
@@ -271,7 +271,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
     """Takes an equation into the region, or leaves it before or behind it."""
     if is_zero(eqn, batch.zeros):
         batch.zeros.update(eqn.outvars)
-    if any(v in batch.early for v in eqn.outvars):
+    if any(v in batch.before for v in eqn.outvars):
         return
     ins = batch.all_at(eqn.invars)
     waits = next((batch.behind[v] for v in eqn.invars if _in(v, batch.behind)), "")
@@ -284,7 +284,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
         _leave(batch, i, eqn, cut, waits or _summed(batch, eqn))
         return
     try:
-        found = treatment(eqn, ins, batch.asked(eqn), batch.parts)
+        found = placements_of(eqn, ins, batch.asked(eqn), batch.parts)
         if found and not all(map(_ends, found.outs)):
             raise NotInParts(eqn, "what its parts give cannot be combined")
     except NotInParts as reason:
@@ -309,7 +309,7 @@ def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
         if has_product(eqn):
             raise _Meet(meets or why, i)
         batch.meets.update(dict.fromkeys(eqn.outvars, meets or why))
-    batch.late[i] = why
+    batch.after[i] = why
     batch.behind.update(dict.fromkeys(eqn.outvars, why))
 
 
@@ -329,6 +329,6 @@ def _known_early(batch: Batch, eqn) -> bool:
         return False
     kept = (v for k in cone for v in graph.eqns[k].outvars)
     new = set(filter(waits, kept))
-    changed = not new <= batch.early
-    batch.early |= new
+    changed = not new <= batch.before
+    batch.before |= new
     return changed

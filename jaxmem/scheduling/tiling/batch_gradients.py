@@ -32,8 +32,8 @@ def has_gradients(batch) -> bool:
 def _read_whole(batch) -> set[tuple[int, ...]]:
     """The shapes of arrays that every part reads whole: weights are among them."""
     found = set()
-    for i, treated in batch.placed.items():
-        for v, p in zip(batch.graph.eqns[i].invars, treated.ins, strict=True):
+    for i, placements in batch.placed.items():
+        for v, p in zip(batch.graph.eqns[i].invars, placements.ins, strict=True):
             if p == REPLICATE and is_var(v) and _is_float_array(v):
                 found.add(v.aval.shape)
     return found

@@ -30,8 +30,8 @@ SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
 
 def in_parts(closed, batch: Batch):
     """The closed jaxpr of a step with its region as one loop over parts."""
-    inside, late = batch.placed.keys(), batch.late.keys()
-    run = lambda args: around(batch.graph, args, inside, late, partial(_looped, batch))
+    inside, after = batch.placed.keys(), batch.after.keys()
+    run = lambda args: around(batch.graph, args, inside, after, partial(_looped, batch))
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
@@ -48,9 +48,9 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
         env = outside.env | _gathered(batch, outside)
         outside = replace(outside, env=env, done={*outside.done})
     about = batch, outside, batch.in_part()
-    spread = batch.shards > 1
+    sharded = batch.shards > 1
     run = (
-        partial(_sharded_part, *about) if spread else partial(_part, *about, slices={})
+        partial(_sharded_part, *about) if sharded else partial(_part, *about, slices={})
     )
 
     def part_of(totals, part):

@@ -37,16 +37,16 @@ def seconds(batch: Batch, target: str) -> float:
     """
     at = sorted(batch.placed.keys() | batch.in_part())
     eqns = [batch.graph.eqns[i] for i in at]
-    treated = {k: batch.placed[i] for k, i in enumerate(at) if i in batch.placed}
+    placements = {k: batch.placed[i] for k, i in enumerate(at) if i in batch.placed}
     price = Price(target, batch.shardings)
-    both = _of_list(eqns, treated, batch.n, price)
+    both = _of_list(eqns, placements, batch.n, price)
     return price.longer(both.whole, [both.part], batch.n)
 
 
 def _of_list(
-    eqns: Iterable[Any], treated: Mapping[int, Placements], n: int, price: Price
+    eqns: Iterable[Any], placements: Mapping[int, Placements], n: int, price: Price
 ) -> _Both:
-    found = [_of(eqn, treated.get(i), n, price) for i, eqn in enumerate(eqns)]
+    found = [_of(eqn, placements.get(i), n, price) for i, eqn in enumerate(eqns)]
     return _Both(total(one.whole for one in found), total(one.part for one in found))
 
 

@@ -151,7 +151,7 @@ class _RegionLoop:
         return v in self.graph.outputs or bool(self.graph.users.get(v))
 
     @cached_property
-    def late(self) -> set[int]:
+    def after(self) -> set[int]:
         """Equations outside that need the loop to be done."""
         inside = bits_of(self.region.eqns)
         above, eqns = self.graph.above, range(len(self.graph.eqns))
@@ -188,12 +188,12 @@ class _RegionLoop:
         if other.aval.shape != v.aval.shape:  # one of them is broadcast
             return None
         m = self.graph.maker.get(other)
-        return other if m is None or m not in self.region.eqns | self.late else None
+        return other if m is None or m not in self.region.eqns | self.after else None
 
     def run(self, args: list) -> list[Any]:
         """The outputs of the graph."""
         inside = self.region.eqns | self.done_inside
-        return around(self.graph, args, inside, self.late, self._looped)
+        return around(self.graph, args, inside, self.after, self._looped)
 
     def _looped(self, values: Values) -> dict[Any, Any]:
         moved = gathered(self.graph, self.region, values.read)

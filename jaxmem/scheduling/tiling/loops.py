@@ -9,7 +9,7 @@ from jaxmem.ir.flatten import why_closed
 from jaxmem.ir.placements import REPLICATE, SUM, Placement, Placements, Shard, bodies
 from jaxmem.ir.placements.bodies import NotInParts, are_whole, line_of
 from jaxmem.scheduling.tiling import one_by_one
-from jaxmem.scheduling.tiling.partial_sums import GOES_ON, treated
+from jaxmem.scheduling.tiling.partial_sums import GOES_ON, placements_of_operation
 from jaxmem.scheduling.tiling.prepared import called
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
@@ -20,14 +20,14 @@ def is_nested(eqn) -> bool:
     return nested or primitives.of(eqn).calls
 
 
-def treatment(
+def placements_of(
     eqn, ins: Sequence[Placement], wanted: Sequence[Placement], parts: Parts
 ) -> Placements | None:
-    """`partial_sums.treated`, of scans, branches and calls too."""
+    """`placements_of_operation`, of scans, branches and calls too."""
     if are_whole([*ins, *wanted]):
         return None
     if not is_nested(eqn):
-        return treated(eqn, ins, wanted, parts)
+        return placements_of_operation(eqn, ins, wanted, parts)
     try:
         return _nested(eqn, ins, wanted, parts)
     except NotInParts as reason:
@@ -41,8 +41,8 @@ def treatment(
 def _inside(
     eqn, ins: Sequence[Placement], wanted: Sequence[Placement], parts: Parts
 ) -> Placements | None:
-    """`treatment` of an equation in a body."""
-    found = treatment(eqn, ins, wanted, parts)
+    """`placements_of` of an equation in a body."""
+    found = placements_of(eqn, ins, wanted, parts)
     ends = (REPLICATE, SUM)
     if found and not all(p in ends or isinstance(p, Shard) for p in found.outs):
         raise NotInParts(eqn, GOES_ON)
@@ -55,7 +55,7 @@ def _nested(eqn, ins, wanted, parts: Parts) -> Placements:
         raise NotInParts(eqn, "it has side effects")
     if primitives.is_scan(eqn):
         if one_by_one.is_one_by_one(eqn, ins, wanted):
-            return one_by_one.treatment(eqn, ins, parts.blocks)
+            return one_by_one.placements_of(eqn, ins, parts.blocks)
         return bodies.of_scan(eqn, ins, wanted, rule)
     if primitives.is_branch(eqn):
         if ins[0] != REPLICATE:

@@ -24,7 +24,7 @@ def is_one_by_one(eqn, ins: Sequence[Placement], wanted: Sequence[Placement]) ->
     return _EACH in (*ins[n_consts + n_carry :], *wanted[n_carry:])
 
 
-def treatment(eqn, ins: Sequence[Placement], n: int) -> Placements:
+def placements_of(eqn, ins: Sequence[Placement], n: int) -> Placements:
     """How such a scan works on one of `n` parts.
 
     Args:

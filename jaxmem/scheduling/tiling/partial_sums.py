@@ -36,7 +36,7 @@ def moves_sums(eqn) -> bool:
     return known.rearranges or known.name in _JOINED
 
 
-def treated(
+def placements_of_operation(
     eqn, ins: Sequence[Placement], wanted: Sequence[Placement], parts: Parts
 ) -> Placements | None:
     """How an equation without bodies works on one of `n` parts.
@@ -48,7 +48,7 @@ def treated(
       parts: how the examples are cut.
 
     Returns:
-      The treatment; None where all operands are whole and nothing can be cut.
+      Its placements; None where all operands are whole and nothing can be cut.
 
     Raises:
       NotInParts: it needs all examples.

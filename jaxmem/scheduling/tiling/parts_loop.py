@@ -23,8 +23,8 @@ class PartsLoop:
     def __init__(self, axis: Mapping[Any, int], parts: Parts):
         """`axis`: of each variable, the axis along which `parts` cut it."""
         self.axis, self.n = axis, parts.n
-        self.spread = parts if parts.shards > 1 else None
-        in_order = self.spread is None
+        self.sharded = parts if parts.shards > 1 else None
+        in_order = self.sharded is None
         is_stacked = lambda v: in_order and math.prod(v.aval.shape[: axis[v]]) == 1
         self.stacked = [v for v in axis if is_stacked(v)]
         self.placed = [v for v in axis if not is_stacked(v)]
@@ -55,10 +55,10 @@ class PartsLoop:
     def _buffers(self) -> list[Any]:
         """What is carried before the first part."""
         whole = [constant(v.aval, 0, v.aval.dtype) for v in self.placed]
-        if self.spread is None:
+        if self.sharded is None:
             return whole
         of = zip(whole, self.placed, strict=True)
-        return [x.reshape(self.spread.view(x.shape, self.axis[v])) for x, v in of]
+        return [x.reshape(self.sharded.view(x.shape, self.axis[v])) for x, v in of]
 
     def _write(
         self, buffers: Sequence[Any], part, values: Mapping[Any, Any]
@@ -67,8 +67,8 @@ class PartsLoop:
         new = []
         for buffer, v in zip(buffers, self.placed, strict=True):
             x, axis = values[v], self.axis[v]
-            if self.spread is not None:
-                new.append(self.spread.put(buffer, x, axis, part))
+            if self.sharded is not None:
+                new.append(self.sharded.put(buffer, x, axis, part))
                 continue
             start = part * x.shape[axis]
             new.append(lax.dynamic_update_slice_in_dim(buffer, x, start, axis))
@@ -87,17 +87,17 @@ def around(
     graph: JaxprGraph,
     args: Sequence[Any],
     inside: Set[int],
-    late: Set[int],
+    after: Set[int],
     looped: Callable[[Values], dict[Any, Any]],
 ) -> list[Any]:
-    """The outputs of a graph of which a loop does what is `inside`, before the `late`.
+    """The outputs of a graph of which a loop does what is `inside`, before the `after`.
 
     `looped` gives what the loop makes, from the values before it.
     """
     values = Values(graph, graph.inputs(args))
     others = [i for i in range(len(graph.eqns)) if i not in inside]
     for i in others:
-        if i not in late:
+        if i not in after:
             values.evaluate(i)
     values.env.update(looped(values))
     values.done |= inside

@@ -125,7 +125,7 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(graph: RegionGraph, i: int, region: Region) -> Placements | str:
+def placed(graph: RegionGraph, i: int, region: Region) -> Placements | str:
     """How an equation is cut that agrees with a region, or why it is not."""
     eqn, n = graph.eqns[i], region.blocks
     name = eqn.primitive.name
@@ -170,11 +170,11 @@ def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
 
 def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
     """Takes an equation in, if it can be cut; the variables whose axes it says."""
-    eqn, got = graph.eqns[i], treat(graph, i, region)
+    eqn, got = graph.eqns[i], placed(graph, i, region)
     if isinstance(got, str):
         region.blocked[i] = got
         return
-    yield from region.spread(i, eqn, got)
+    yield from region.extend(i, eqn, got)
 
 
 def _hull(graph: RegionGraph, seed, floor: int) -> int:

@@ -15,7 +15,7 @@ from jaxmem.ir.placements.bodies import NotInParts, named, summed_by
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.placements.rules import TWO, WHOLE
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.loops import treatment
+from jaxmem.scheduling.tiling.loops import placements_of
 from jaxmem.scheduling.tiling.partial_sums import (
     GOES_ON,
     MEETS,
@@ -87,7 +87,7 @@ class _Walk(Propagation):
         first = next((self.sums[v] for v in operands if v in self.sums), None)
         is_known = self.unknown.isdisjoint(operands)
         if first is None and is_known:
-            self.treat(i, eqn)
+            self.place_all(i, eqn)
             return
         meets = any(isinstance(self.at(v), Shard) for v in operands)
         if is_known and not meets:
@@ -101,10 +101,10 @@ class _Walk(Propagation):
             places = (meets if one == first else one for one in self.found)
             self.found = dict.fromkeys(places)
 
-    def treat(self, i: int, eqn) -> None:
+    def place_all(self, i: int, eqn) -> None:
         try:
             whole = [REPLICATE] * len(eqn.outvars)
-            found = treatment(eqn, self.all_at(eqn.invars), whole, self.parts)
+            found = placements_of(eqn, self.all_at(eqn.invars), whole, self.parts)
         except NotInParts as reason:
             one = _named(reason)
             if one is not None:

@@ -122,10 +122,10 @@ class _Growth(Propagation):
         todo, seen = [i], {i}
         while todo:
             i = todo.pop()
-            eqn, treated = self.graph.eqns[i], self.placed[i]
-            if eqn.outvars[0] in self.wide or treated.op:
+            eqn, placements = self.graph.eqns[i], self.placed[i]
+            if eqn.outvars[0] in self.wide or placements.op:
                 return True
-            operands = treated.operands(eqn)
+            operands = placements.operands(eqn)
             cut = [a for a, d in operands if d is not None and is_var(a)]
             if not self.wide.isdisjoint(cut):
                 return True
@@ -156,7 +156,7 @@ class _Growth(Propagation):
             elif (maker := self._pulled(a)) is not None:
                 operands.append(self._included(maker))
 
-    def _treatment(self, i: int) -> Placements | str:
+    def _placements_of(self, i: int) -> Placements | str:
         """How an equation treats the axes of its operands and outputs that are known.
 
         What combines blocks is of `lax`, or "argmax", or "take" for rows looked up
@@ -185,17 +185,19 @@ class _Growth(Propagation):
         if i in self.placed:
             return
         eqn = self.graph.eqns[i]
-        treated = self._treatment(i)
-        if isinstance(treated, str):
-            self.reasons.append(f"{primitives.quoted(eqn)} needs all of it: {treated}")
+        placements = self._placements_of(i)
+        if isinstance(placements, str):
+            self.reasons.append(
+                f"{primitives.quoted(eqn)} needs all of it: {placements}"
+            )
             self.blocked.append(i)
             return
-        self.placed[i] = treated
-        for v, d in zip(eqn.outvars, treated.out_axes, strict=True):
+        self.placed[i] = placements
+        for v, d in zip(eqn.outvars, placements.out_axes, strict=True):
             if d is not None:
                 self._out(i, v, d)
         like = eqn.outvars[0]
-        for a, d in treated.operands(eqn):
+        for a, d in placements.operands(eqn):
             if is_var(a) and d is not None:
                 same = like in self.wide and a.aval.shape == like.aval.shape
                 self._tell(a, d, wide=same and a in self.graph.maker)
@@ -241,8 +243,8 @@ class _Growth(Propagation):
         puts = primitives.is_scatter_add(eqn) and eqn.invars[0] in self.masks
         again = primitives.is_dot(eqn) and a in self.wide
         if primitives.of(eqn).cheap or puts or again:
-            treated = self._treatment(i)
-            if not isinstance(treated, str):
+            placements = self._placements_of(i)
+            if not isinstance(placements, str):
                 return i
         if a in self.wide:
             self.reasons.append(f"{primitives.quoted(eqn)} makes an array of its size")

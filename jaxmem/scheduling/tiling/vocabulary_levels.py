@@ -169,8 +169,8 @@ class _Levels:
     def _needed_inside(self) -> set[int]:
         """Equations that something whole comes from, which a block needs."""
         wholes = set()
-        for i, treated in self.found.cut.items():
-            ins = treated.operands(self.graph.eqns[i])
+        for i, placements in self.found.cut.items():
+            ins = placements.operands(self.graph.eqns[i])
             wholes |= {
                 a for a, d in ins if is_var(a) and (d is None or a not in self.inside)
             }

@@ -41,10 +41,10 @@ def put(eqn, args: Sequence[Any], part: Part) -> list[Any]:
     place = _place(eqn, index, part.axis) - part.start
     if _is_one_each(eqn, part.axis):
         # a comparison is fused into what follows, and a scatter is not
-        spread = [1 if d == part.axis else size for d, size in enumerate(table.shape)]
+        along = [1 if d == part.axis else size for d, size in enumerate(table.shape)]
         words = lax.broadcasted_iota(jnp.int32, table.shape, part.axis)
-        rows = rows.reshape(spread)
-        added = jnp.where(words == place.reshape(spread), rows, jnp.zeros_like(rows))
+        rows = rows.reshape(along)
+        added = jnp.where(words == place.reshape(along), rows, jnp.zeros_like(rows))
         return [table + added]
     inside = (place >= 0) & (place < part.size)
     # what is out of bounds is dropped

@@ -279,15 +279,15 @@ class _Block:
         self.values = PartValues(self._whole, self._cut, length, start)
 
     def evaluate(self, i: int) -> None:
-        eqn, treated = self.blocks.graph.eqns[i], self.blocks.cut[i]
+        eqn, placements = self.blocks.graph.eqns[i], self.blocks.cut[i]
         if i in self.sums:
-            self._combine(i, eqn, self.values.operands(eqn, treated))
-        elif puts(eqn, treated):
-            args = self.values.operands(eqn, treated)
-            outs = put(eqn, args, self._part_of(treated.out_axes[0]))
-            self.values.put(eqn, treated, outs)
+            self._combine(i, eqn, self.values.operands(eqn, placements))
+        elif puts(eqn, placements):
+            args = self.values.operands(eqn, placements)
+            outs = put(eqn, args, self._part_of(placements.out_axes[0]))
+            self.values.put(eqn, placements, outs)
         else:
-            self.values.run(eqn, treated)
+            self.values.run(eqn, placements)
 
     def _part_of(self, axis: int | None) -> Part:
         assert axis is not None

@@ -8,7 +8,7 @@ import pytest
 from jaxmem.ir import jaxprs
 from jaxmem.ir.placements import REPLICATE, SUM, Shard, at
 from jaxmem.ir.placements.bodies import NotInParts
-from jaxmem.scheduling.tiling.loops import treatment
+from jaxmem.scheduling.tiling.loops import placements_of
 from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
@@ -38,7 +38,7 @@ def placed(way):
 def check(eqn, args, ins, outs):
     """The treatment is as said, and the parts together are the whole."""
     ins, outs = [[*map(placed, side)] for side in (ins, outs)]
-    found = treatment(eqn, ins, [REPLICATE] * len(outs), Parts(PARTS))
+    found = placements_of(eqn, ins, [REPLICATE] * len(outs), Parts(PARTS))
     assert found is not None
     assert list(found.outs) == outs
     parts = []
@@ -133,7 +133,7 @@ def test_a_scan_over_the_examples_adds_up():
     total, x, w = normal(0, D, D), normal(1, B, D), normal(2, D, D)
     eqn = only(accumulated, total, x, w)
     whole, each = REPLICATE, Shard(0)
-    found = treatment(eqn, [whole, whole, each], [whole, whole], Parts(PARTS))
+    found = placements_of(eqn, [whole, whole, each], [whole, whole], Parts(PARTS))
     # the total so far is a term of one part
     assert found is not None and found.ins == (whole, SUM, each)
     check(eqn, [w, total, x], [None, None, 0], [SUM, 0])
@@ -156,5 +156,7 @@ def test_a_scan_over_the_examples_adds_up():
 def test_what_needs_all_examples_is_named_with_its_line(fn, args, ins, why):
     eqn = jax.make_jaxpr(fn)(*args).jaxpr.eqns[-1]
     with pytest.raises(NotInParts, match=why) as error:
-        treatment(eqn, [*map(at, ins)], [REPLICATE] * len(eqn.outvars), Parts(PARTS))
+        placements_of(
+            eqn, [*map(at, ins)], [REPLICATE] * len(eqn.outvars), Parts(PARTS)
+        )
     assert "test_loops.py" in str(error.value)

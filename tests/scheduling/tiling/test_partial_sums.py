@@ -11,7 +11,7 @@ from jax import lax
 from jaxmem.ir import jaxprs
 from jaxmem.ir.placements import REPLICATE, SUM, Partial, Shard
 from jaxmem.ir.placements.bodies import NotInParts
-from jaxmem.scheduling.tiling.loops import treatment
+from jaxmem.scheduling.tiling.loops import placements_of
 from jaxmem.scheduling.tiling.part_values import of_block
 from jaxmem.scheduling.tiling.shard_parts import Parts
 
@@ -129,7 +129,9 @@ def equation(name: str):
 
 def treatment_of(eqn, terms):
     states = [SUM] * len(terms) + [REPLICATE] * (len(eqn.invars) - len(terms))
-    return treatment(eqn, states, [REPLICATE] * len(eqn.outvars), Parts(PARTS)), states
+    return placements_of(
+        eqn, states, [REPLICATE] * len(eqn.outvars), Parts(PARTS)
+    ), states
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -158,7 +160,7 @@ def test_what_is_not_linear_needs_the_sum(name):
 def test_what_is_combined_otherwise_needs_all():
     eqn, _, _ = equation("neg")
     with pytest.raises(NotInParts, match="what all examples give"):
-        treatment(eqn, [Partial("max")], [REPLICATE], Parts(PARTS))
+        placements_of(eqn, [Partial("max")], [REPLICATE], Parts(PARTS))
 
 
 def test_what_is_whole_stays_whole_where_it_is_not_cut():
@@ -167,18 +169,20 @@ def test_what_is_whole_stays_whole_where_it_is_not_cut():
     ordered = jax.make_jaxpr(lambda x: lax.sort(x, dimension=0))(W)
     for closed, why in ((summed, "sums over devices"), (ordered, "the whole axis")):
         (eqn,) = closed.eqns
-        assert treatment(eqn, [REPLICATE], [Shard(0)], Parts(2)) is None
+        assert placements_of(eqn, [REPLICATE], [Shard(0)], Parts(2)) is None
         with pytest.raises(NotInParts, match=why):
-            treatment(eqn, [Shard(0)], [REPLICATE], Parts(2))
+            placements_of(eqn, [Shard(0)], [REPLICATE], Parts(2))
 
 
 def test_a_barrier_has_what_was_cut_or_is_asked_cut():
     barrier = lambda *xs: lax.optimization_barrier(xs)
     (eqn,) = jax.make_jaxpr(barrier)(W, V, W + V).eqns
     whole, kept = REPLICATE, (Shard(0), Shard(1), REPLICATE)
-    found = treatment(eqn, [kept[0], whole, whole], [whole, kept[1], whole], Parts(2))
+    found = placements_of(
+        eqn, [kept[0], whole, whole], [whole, kept[1], whole], Parts(2)
+    )
     assert found is not None and found.ins == found.outs == kept
-    found = treatment(eqn, [SUM, whole, SUM], [whole] * 3, Parts(2))
+    found = placements_of(eqn, [SUM, whole, SUM], [whole] * 3, Parts(2))
     assert found is not None and found.ins == found.outs == (SUM, whole, SUM)
 
 
@@ -188,9 +192,9 @@ def test_what_is_cut_is_cut_as_it_comes_and_else_as_it_is_asked():
     whole, one, other = REPLICATE, Shard(0), Shard(1)
     cases = (one, other, one), (whole, other, other), (other, whole, other)
     for given, asked, placed in cases:
-        found = treatment(neg, [given], [asked], Parts(2))
+        found = placements_of(neg, [given], [asked], Parts(2))
         assert found is not None and found.ins == found.outs == (placed,)
-    assert treatment(neg, [whole], [whole], Parts(2)) is None
+    assert placements_of(neg, [whole], [whole], Parts(2)) is None
     (summed,) = jax.make_jaxpr(LINEAR["sum"][0])(W).eqns
-    found = treatment(summed, [one], [whole], Parts(2))
+    found = placements_of(summed, [one], [whole], Parts(2))
     assert found is not None and (found.ins, found.outs) == ((one,), (SUM,))
