@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from jaxmem.ops.common.blocks import devices_of
+from jaxmem.ops.common.explicit import sharding_of_taken, whole
 from jaxmem.ops.common.gpu_barrier import gpu_barrier
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.norms.moments import (
@@ -87,6 +88,7 @@ def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
     if scale is None and bias is None:
         return None, None
     score = jax.lax.stop_gradient(_condition(*_parameters(norm, x, scale, bias)))
+    score = whole(score)  # the places are the same on all devices
     # More channels of zero scale than these get a zero gradient of scale, and their
     # share is missing in the gradient of x.
     index = smallest(score, guarded_channels(score.size))
@@ -94,14 +96,22 @@ def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
 
     def some(stat):
         # The statistics of a batch norm run along the channels too.
-        whole = stat.shape[channel] == 1
-        return stat if whole else jnp.take(stat, index, axis=channel)
+        one = stat.shape[channel] == 1
+        return stat if one else _taken(stat, index, channel)
 
     rstd = jax.lax.rsqrt(clipped(some(raw)) + norm.epsilon)
-    columns = jnp.take(x, index, axis=channel).astype(rstd.dtype)
+    columns = _taken(x, index, channel).astype(rstd.dtype)
     centred = columns if mean is None else columns - some(mean)
     columns = (centred * rstd).astype(norm.dtype)
     return checkpoint_name((index, columns), f"jaxmem_{norm.name}_guard")
+
+
+def _taken(x: Array, index: Array, axis: int) -> Array:
+    """`jnp.take`, on meshes of explicit axes too."""
+    sharding = sharding_of_taken(x, index, axis)
+    if sharding is None:
+        return jnp.take(x, index, axis=axis)
+    return x.at[(slice(None),) * axis + (index,)].get(out_sharding=sharding)
 
 
 def _with_channels(
@@ -115,7 +125,10 @@ def _with_channels(
     here = index[:, None] == jnp.arange(y.shape[channel], dtype=index.dtype)[None]
     place = jnp.where(here, numbers[:, None], 0).sum(axis=0)
     exact = columns.astype(y.dtype).at[(slice(None),) * channel + (place,)]
-    exact = exact.get(mode="promise_in_bounds")
+    exact = exact.get(
+        mode="promise_in_bounds",
+        out_sharding=sharding_of_taken(columns, place, channel),
+    )
     like = jax.ShapeDtypeStruct(y.shape, jnp.bool_)
     replaced = here.any(axis=0)
     return jnp.where(along(replaced, like, norm.features), exact, y), replaced
