@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import jaxmem
 from benchmarks._common import MIB, publish_some
-from benchmarks.models import on_a_mesh as parallel_models
+from benchmarks.models.transformers import on_a_mesh as parallel_models
 from benchmarks.steps import devices as device_steps
 from jaxmem.scheduling import predict
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import jaxmem
 from benchmarks._common import MIB, TARGETS, publish, published, result_of
-from benchmarks.models import scans
+from benchmarks.models.transformers import scans
 from jaxmem import ops
 from jaxmem.ops.few_bit.tables import FUNCTIONS
 

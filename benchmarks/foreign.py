@@ -16,8 +16,8 @@ import jax
 
 import jaxmem
 from benchmarks._common import as_a_whole, compiled, publish, published, write
-from benchmarks.models import foreign as models
 from benchmarks.models.foreign import KEY, REAL, Loss, Model
+from benchmarks.models.transformers import foreign as models
 
 TARGET = "h100"
 VARIANTS = ("plain", "substituted", "scheduled", "both")

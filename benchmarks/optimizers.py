@@ -21,8 +21,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import compiled, publish_some
-from benchmarks.models import zoo
-from benchmarks.models.transformers import StackConfig
+from benchmarks.models.transformers import StackConfig, zoo
 from benchmarks.models.zoo_transformers import GPT2, Llama
 from jaxmem import optim
 

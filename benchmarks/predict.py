@@ -26,7 +26,7 @@ from benchmarks._common import (
 )
 from benchmarks.blocks import made
 from benchmarks.latency_hiding import scanned_step
-from benchmarks.models import zoo
+from benchmarks.models.transformers import zoo
 from benchmarks.release import dense_step
 from benchmarks.steps.predict import dense_net, losses, lstm
 from jaxmem.scheduling import predict

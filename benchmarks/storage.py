@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks import bert
 from benchmarks._common import MIB, publish_some
-from benchmarks.models import scans
-from benchmarks.models.transformers import Bert, BertConfig
+from benchmarks.models.transformers import Bert, BertConfig, scans
 from jaxmem import ops
 from jaxmem.ops.codes.stored import sharing
 

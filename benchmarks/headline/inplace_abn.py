@@ -14,7 +14,7 @@ from benchmarks.headline.measured import SDS, estimated
 from benchmarks.headline.models import (
     LeakyResNet,
 )
-from benchmarks.models import zoo
+from benchmarks.models.transformers import zoo
 from jaxmem.nn import linen
 
 

@@ -12,12 +12,12 @@ from benchmarks import accumulation
 from benchmarks._common import MIB
 from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import ADAMW, SDS, estimated
-from benchmarks.models import zoo
 from benchmarks.models.transformers import (
     Bert,
     BertConfig,
     Layer,
     abstract_params,
+    zoo,
 )
 from benchmarks.models.zoo_transformers import Llama
 from benchmarks.release import KEY, adam_step

@@ -13,7 +13,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB
-from benchmarks.models import zoo
+from benchmarks.models.transformers import zoo
 
 SDS = jax.ShapeDtypeStruct
 ADAMW = optax.adamw(1e-4)

@@ -18,13 +18,13 @@ from benchmarks.headline.models import (
     LlamaBlocks,
     LlamaParts,
 )
-from benchmarks.models import frozen as frozen_models
 from benchmarks.models.transformers import (
     LLAMA_1B,
     StackConfig,
     abstract_params,
     mean_square,
 )
+from benchmarks.models.transformers import frozen as frozen_models
 from benchmarks.release import KEY
 from jaxmem.nn import linen
 
