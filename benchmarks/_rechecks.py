@@ -96,7 +96,7 @@ def of_release(row: Row):
 
 
 def of_predict(row: Row):
-    made = predict.row(row["step"], row["target"], "not compiled")
+    made = predict.row(row["step"], row["target"], "not compiled", "")
     return made[2:4]
 
 
