@@ -10,6 +10,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 VERSION, NEWEST = "jax0.10.2", "jax0.12.0.1"
 
 Row = Mapping[str, str]
+# how figures that stand in one cell are written
+TEMP_AND_MS = {"temp MiB": ",.0f", "predicted ms": ",.1f"}
+PEAK_AND_MS = {"peak MiB": ",.0f", "predicted ms": ",.1f"}
 FIGURES: dict[str, Callable[[], str]] = {}
 
 
@@ -55,20 +58,26 @@ def whole(name: str, column: str, where: Mapping[str, str]) -> str:
 def beside_older(
     name: str, columns: Mapping[str, str], where: Mapping[str, str]
 ) -> str:
-    """Cells with a slash between, and those of the older jax where they are far off.
-
-    `columns`: a column -> how its figure is written. Far is more than 5 %.
-    """
-    new = [value(name, column, where) for column in columns]
+    """`with_older` of the row of these values; `columns`: as there."""
+    new = row(name, where)
     try:
-        old = [float(row(name, where, VERSION)[column]) for column in columns]
+        old = row(name, where, VERSION)
     except ValueError:  # no such row
         old = new
-    shown = lambda found: " / ".join(
-        format(x, form) for x, form in zip(found, columns.values(), strict=True)
-    )
-    far = any(abs(a / b - 1) > 0.05 for a, b in zip(old, new, strict=True) if b)
-    return f"{shown(new)} ({shown(old)})" if far else shown(new)
+    return with_older(new, old, columns)
+
+
+def with_older(new: Row, old: Row, columns: Mapping[str, str]) -> str:
+    """Cells with a slash between, and those of the older jax where they are far off.
+
+    `columns`: a column -> how its figure is written. Far is more than 5 %, of a column
+    that both rows have: older files may tell of bytes alone.
+    """
+    cells = lambda r: {c: float(r[c]) for c in columns if r.get(c)}
+    shown = lambda found: " / ".join(format(x, columns[c]) for c, x in found.items())
+    now, then = cells(new), cells(old)
+    far = any(abs(then[c] / x - 1) > 0.05 for c, x in now.items() if x and c in then)
+    return f"{shown(now)} ({shown(then)})" if far else shown(now)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -17,6 +17,14 @@ figures("picture, before")(functools.partial(gib, "peak MiB", "plain"))
 figures("picture, after")(functools.partial(gib, "peak MiB", "substituted, schedule"))
 
 
+@figures("picture, ms")
+def picture_ms() -> str:
+    """The predicted time of both steps."""
+    steps = ("plain", "substituted, schedule")
+    ms = [value("before_after", "predicted ms", {"step": step}) for step in steps]
+    return " to ".join(f"{x:.0f}" for x in ms) + " ms"
+
+
 def from_to(
     name: str, column: str, before: Mapping[str, str], after: Mapping[str, str]
 ) -> str:
