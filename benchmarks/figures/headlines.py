@@ -130,10 +130,15 @@ def count() -> str:
 
 @figures("headlines, replay")
 def replay() -> str:
-    """Bytes of the LSTM that is replayed through time."""
+    """Bytes and time of the LSTM that is replayed through time."""
     found = row("headlines", {"source": "Memformer"})
-    before, after = (_shown(float(found[name])) for name in ("plain", "jaxmem"))
-    return f"{before} to {after} {found['unit']}"
+    joined = lambda cells: " to ".join(_shown(float(x)) for x in cells)
+    sizes, ms = (
+        [found.get(f"{side}{column}") for side in ("plain", "jaxmem")]
+        for column in ("", ": predicted ms")
+    )
+    took = f", in {joined(ms)} predicted ms" if all(ms) else ""
+    return f"{joined(sizes)} {found['unit']}{took}"
 
 
 def _ranked() -> list[Line]:
