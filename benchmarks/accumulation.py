@@ -5,7 +5,8 @@
 
 Micro-batches of 8 x 128 tokens, remat a layer, bf16 compute, f32 parameters (1,274
 MiB) and moments, all donated (3,823 MiB of state). `optax.MultiSteps` is compiled for
-one of its calls; the others hold all N micro-batches in one step.
+one of its calls; the others hold all N micro-batches in one step. "predicted ms" is
+`report.seconds`: of `optax.MultiSteps` that of the call that updates.
 """
 
 import functools
@@ -151,7 +152,8 @@ def measure(variant: str, n: int, target: str):
 def row(variant: str, n: int, target: str) -> tuple:
     report = measure(variant, n, target)
     most, peak = threshold(variant, n, target), report.peak_bytes / MIB
-    return report.temp_bytes / MIB, peak, most or "", result_of(peak, most)
+    ms = 1e3 * report.seconds
+    return report.temp_bytes / MIB, peak, ms, most or "", result_of(peak, most)
 
 
 def main() -> None:
@@ -161,8 +163,8 @@ def main() -> None:
         for variant in VARIANTS
         for n in COUNTS[target]
     }
-    columns = ("variant", "N", "target", "temp MiB", "peak MiB", "at most", "met")
-    publish_some("accumulation", columns, rows, sys.argv[1:])
+    columns = ("variant", "N", "target", "temp MiB", "peak MiB", "predicted ms")
+    publish_some("accumulation", (*columns, "at most", "met"), rows, sys.argv[1:])
     draw(
         [(r[0], int(r[1]), r[2], r[3], float(r[4])) for r in published("accumulation")]
     )

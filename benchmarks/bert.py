@@ -41,15 +41,16 @@ def models(config, **kwargs):
     yield "substituted", jaxmem.substitute(plain)
 
 
-def temp(model, target: str) -> float:
-    """MiB of the loss gradient's temporaries."""
+def taken(model, target: str) -> tuple[float, float]:
+    """MiB of the loss gradient's temporaries, and its predicted ms."""
     step, args = gradient(model)
-    return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
+    report = jaxmem.estimate(step, *args, target=target)
+    return report.temp_bytes / MIB, 1e3 * report.seconds
 
 
 def row(name: str, model, target: str) -> tuple:
-    size, threshold = temp(model, target), THRESHOLDS.get((name, target))
-    return size, threshold or "", result_of(size, threshold)
+    (size, ms), threshold = taken(model, target), THRESHOLDS.get((name, target))
+    return size, ms, threshold or "", result_of(size, threshold)
 
 
 def memory(words: Sequence[str]) -> None:
@@ -58,7 +59,8 @@ def memory(words: Sequence[str]) -> None:
         for name, model in models(BertConfig())
         for target in TARGETS
     }
-    publish_some("bert", ("model", "target", "temp MiB", "at most", "met"), rows, words)
+    columns = ("model", "target", "temp MiB", "predicted ms", "at most", "met")
+    publish_some("bert", columns, rows, words)
 
 
 def train(model, dtype, steps: int) -> list[float]:

@@ -6,7 +6,8 @@ The loss gradient of GPT-2 medium's blocks, 1 x 1024, with more and more layers,
 compiled for an H100; the gradients are outputs and not counted. "a layer" computes each
 layer anew from its own input (the last candidate), "segments" is the least
 that `jaxmem.schedule` reaches, with the layers in a segment and in those inside of it.
-Recomputation is in per cent of the forward pass's matmul flops.
+"predicted ms" is `report.seconds`; recomputation is in per cent of the forward pass's
+matmul flops.
 """
 
 import dataclasses
@@ -21,8 +22,10 @@ from jaxmem.scheduling.recompute.segments_rewrite import InSegments
 
 DEPTHS = (12, 24, 48, 96, 192)
 COLUMNS = (
-    *("layers", "plain MiB", "a layer: MiB", "recomputes %"),
-    *("segments: MiB", "layers in one", "recomputes %"),
+    *("layers", "plain MiB", "plain: predicted ms"),
+    *("a layer: MiB", "a layer: predicted ms", "a layer: recomputes %"),
+    *("segments: MiB", "segments: predicted ms", "segments: recomputes %"),
+    "layers in one",
 )
 
 
@@ -35,10 +38,12 @@ def row(layers: int):
     flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())
     flat = flat.plan(*args, target=TARGET)
     forward = matmul_flops(step, *args) / 3
-    recomputed = [100 * p.recomputed_flops / forward for p in (flat, plan)]
-    mib = [p.temp_bytes / MIB for p in (plan.plain, flat.scheduled, plan.scheduled)]
+    taken = lambda report: (report.temp_bytes / MIB, 1e3 * report.seconds)
+    cells = [
+        (*taken(p.scheduled), 100 * p.recomputed_flops / forward) for p in (flat, plan)
+    ]
     sizes = " / ".join(map(str, plan.choice.get(InSegments).sizes))
-    return layers, *mib[:2], recomputed[0], mib[2], sizes, recomputed[1]
+    return layers, *taken(plan.plain), *cells[0], *cells[1], sizes
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
-"""Temp bytes of eight-layer scans with stock layers and with ours, on absent chips.
+"""Temp bytes and time of eight-layer scans, stock layers and ours, on absent chips.
 
     python -m benchmarks.layers
     python -m benchmarks.layers dot_product    # rows that have it; others stay
 
-Where a layer has a threshold in the column "at most", it is held to it.
+"predicted ms" is `report.seconds`. Where a layer has a threshold in the column "at
+most", it is held to it.
 """
 
 import sys
@@ -80,14 +81,16 @@ def cases():
         )
 
 
-def temp(stack: str, loss, args, target: str) -> float:
+def taken(stack: str, loss, args, target: str) -> tuple[float, float]:
+    """MiB of temporaries, and predicted ms."""
     step = jax.grad(loss, argnums=WANTED[stack])
-    return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
+    report = jaxmem.estimate(step, *args, target=target)
+    return report.temp_bytes / MIB, 1e3 * report.seconds
 
 
 def row(stack: str, loss, args, threshold: int | None, target: str) -> tuple:
-    size = temp(stack, loss, args, target)
-    return size, threshold or "", result_of(size, threshold)
+    size, ms = taken(stack, loss, args, target)
+    return size, ms, threshold or "", result_of(size, threshold)
 
 
 def main() -> None:
@@ -98,7 +101,7 @@ def main() -> None:
         for stack, name, made, thresholds in cases()
         for i, target in enumerate(TARGETS)
     }
-    columns = ("stack", "layer", "target", "temp MiB", "at most", "met")
+    columns = ("stack", "layer", "target", "temp MiB", "predicted ms", "at most", "met")
     publish_some("layers", columns, rows, sys.argv[1:])
 
 

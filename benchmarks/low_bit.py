@@ -5,7 +5,8 @@
 
 BERT-Large, B 8 S 128, remat, as in `benchmarks.release`; and a Llama of 16 layers of
 width 2048 (B 1 S 512, remat), whose peak is given in bytes a parameter. Scheduled, all
-donated. With a split master parameters are bfloat16, else float32.
+donated. With a split master parameters are bfloat16, else float32. "predicted ms" is
+`report.seconds`.
 """
 
 import functools
@@ -118,11 +119,12 @@ def measure(name: str, optimizer: str, target: str) -> tuple:
         text, met = f"{most:g} bytes", "yes" if each <= most else "no"
     sizes = (report.argument_bytes / MIB, report.temp_bytes / MIB)
     host = report.host_bytes / count
-    return *sizes, report.peak_bytes / MIB, each, host, text, met
+    taken = report.peak_bytes / MIB, 1e3 * report.seconds
+    return *sizes, *taken, each, host, text, met
 
 
 if __name__ == "__main__":
     columns = ("model", "optimizer", "target", "state MiB", "temp MiB", "peak MiB")
     rows = {case: functools.partial(measure, *case) for case in CASES}
-    rest = ("peak, bytes a parameter", "host, bytes a parameter", "at most", "met")
-    publish_some("low_bit", (*columns, *rest), rows, sys.argv[1:])
+    columns += ("predicted ms", "peak, bytes a parameter", "host, bytes a parameter")
+    publish_some("low_bit", (*columns, "at most", "met"), rows, sys.argv[1:])

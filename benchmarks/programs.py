@@ -14,13 +14,15 @@ from functools import partial
 
 import jaxmem
 from benchmarks._common import MIB, publish_some, unless_known
+from jaxmem.memory import MemoryReport
 from jaxmem.scheduling import BudgetError
 from tests.programs import PROGRAMS, Program
 
 FILE, TARGET, SHARE = "programs", "h100", 0.6
 COLUMNS = (
-    *("program", "plain MiB", "scheduled MiB"),
-    *("budget MiB", "within", "with the budget MiB"),
+    *("program", "plain MiB", "plain: predicted ms"),
+    *("scheduled MiB", "scheduled: predicted ms"),
+    *("budget MiB", "within", "with the budget MiB", "with the budget: predicted ms"),
 )
 SEARCH = 180.0  # seconds
 NOT_FOUND = "not found"
@@ -33,25 +35,29 @@ def scheduled(program: Program, budget: int | None = None, seconds=None):
     return jaxmem.schedule(step, budget, search_seconds=seconds, **how).plan(*args)
 
 
-def within(program: Program, budget: int, seconds: float = SEARCH) -> tuple[str, int]:
-    """Whether the budget is kept, and the peak that is reached or the least."""
+def within(program: Program, budget: int, seconds: float = SEARCH) -> tuple:
+    """Whether the budget is kept; MiB of the peak, its ms, or MiB of the least peak."""
     try:
         plan = scheduled(program, budget, seconds)
     except BudgetError as error:
-        return "no", error.least or 0
+        return "no", error.least / MIB if error.least else "", ""
     except TimeoutError:
-        return NOT_FOUND, 0
-    return "yes", plan.scheduled.peak_bytes
+        return NOT_FOUND, "", ""
+    return "yes", *taken(plan.scheduled)
+
+
+def taken(report: MemoryReport) -> tuple[float, float]:
+    """MiB of the peak, and the predicted ms."""
+    return report.peak_bytes / MIB, 1e3 * report.seconds
 
 
 def measure(program: Program) -> list:
     """The cells of a row."""
     plan = scheduled(program)
-    plain, ours = plan.plain.peak_bytes, plan.scheduled.peak_bytes
-    print(program, plain / MIB, ours / MIB, flush=True)
-    budget = int(SHARE * plain)
-    said, peak = within(program, budget)
-    return [plain / MIB, ours / MIB, budget / MIB, said, peak / MIB if peak else ""]
+    cells = *taken(plan.plain), *taken(plan.scheduled)
+    print(program, *cells, flush=True)
+    budget = int(SHARE * plan.plain.peak_bytes)
+    return [*cells, budget / MIB, *within(program, budget)]
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from benchmarks._common import MIB, TARGETS, publish_some
 
 NUMBERS, WIDTHS, EXAMPLES, BAG = 1 << 28, (64, 128), 8192, 8
 COLUMNS = ("rule", "variant", "columns", "target", "state MiB", "temp MiB", "peak MiB")
+COLUMNS += ("predicted ms",)
 
 
 def loss_fn(params, ids, labels):
@@ -66,7 +67,7 @@ def measure(step: Callable, variant: str, tx, width: int, target: str):
         step, donated = jaxmem.schedule(step, target=target, **donated), {}
     report = jaxmem.estimate(step, *args, target=target, **donated)
     sizes = report.argument_bytes, report.temp_bytes, report.peak_bytes
-    return [size / MIB for size in sizes]
+    return *(size / MIB for size in sizes), 1e3 * report.seconds
 
 
 def main() -> None:

@@ -23,7 +23,8 @@ from jaxmem.scheduling.tiling.tiles import Tiles
 
 TIMEOUT = 3000.0  # seconds for one compile
 TERA = 1e12
-Cells = tuple[Any, ...]  # MiB of temporaries and of the peak, TF, tiles, compiles, s
+# MiB of temporaries and of the peak, predicted ms, TF, tiles, compiles, s
+Cells = tuple[Any, ...]
 
 
 def measured(name: str, how: str, target: str) -> Cells:
@@ -49,9 +50,14 @@ def compiled(step: Callable, tiles: str, made: Made, target: str) -> Cells:
     try:
         report = report_of(step, made, target)
     except DoesNotFit:
-        return TOO_LARGE, "", flops, tiles, 1, time.perf_counter() - start
-    sizes = report.temp_bytes / MIB, report.peak_bytes / MIB
-    return *sizes, flops, tiles, 1, time.perf_counter() - start
+        return TOO_LARGE, "", "", flops, tiles, 1, time.perf_counter() - start
+    return *taken(report), flops, tiles, 1, time.perf_counter() - start
+
+
+def taken(report: MemoryReport) -> Cells:
+    """MiB of temporaries and of the peak, and the predicted ms."""
+    assert report.seconds is not None  # a chip whose rates are known
+    return report.temp_bytes / MIB, report.peak_bytes / MIB, 1e3 * report.seconds
 
 
 def report_of(step: Callable, made: Made, target: str) -> MemoryReport:
@@ -117,18 +123,19 @@ def within(made: Made, target: str, temp: int) -> Cells:
         plan = planned(made, target, leaving(made, target, temp))
     except BudgetError as error:
         print(error)
-        return "out of reach", "", "", "", "", ""
+        return "out of reach", *[""] * 6
     return of_plan(made, plan)
 
 
 def recomputed(name: str, target: str, temp: int) -> tuple:
-    """(MiB of temporaries, % of the forward pass, tiles, compiles, s) in a budget."""
+    """(MiB of temporaries, ms, % of the forward pass, tiles, compiles, s)."""
     made = STEPS[name]("plain")
     plan = planned(made, target, leaving(made, target, temp))
     assert plan.scheduled is not None  # it was compiled for a target
     share = 300 * plan.recomputed_flops / matmul_flops(made.step, *made.args)
     tiles = shown(plan.tiles)
-    found = plan.scheduled.temp_bytes / MIB, share, tiles
+    temporaries, _, ms = taken(plan.scheduled)
+    found = temporaries, ms, share, tiles
     return *found, len(plan.tried), plan.planning_seconds
 
 
@@ -149,17 +156,22 @@ def sent(name: str, how: str, target: str) -> tuple:
     elif how != "plain":
         step = jaxmem.schedule(step, donate_argnums=made.donate)
     found, temp = collectives.compiled(step, *made.args, donate=made.donate)
-    taken = lambda one: one.times * one.bytes / MIB
-    kinds = (sum(taken(c) for c in found if c.kind == kind) for kind in KINDS)
-    return *kinds, sum(taken(c) for c in found if is_in_tiles(c)), temp / MIB
+    sends = lambda one: one.times * one.bytes / MIB
+    kinds = (sum(sends(c) for c in found if c.kind == kind) for kind in KINDS)
+    return *kinds, sum(sends(c) for c in found if is_in_tiles(c)), temp / MIB
 
 
 def of_plan(made: Made, plan: Plan) -> Cells:
     assert plan.scheduled is not None  # it was compiled for a target
     step = jaxmem.schedule(made.step, plan=plan, donate_argnums=made.donate)
-    sizes = plan.scheduled.temp_bytes / MIB, plan.scheduled.peak_bytes / MIB
     flops = matmul_flops(step, *made.args) / TERA
-    return *sizes, flops, shown(plan.tiles), len(plan.tried), plan.planning_seconds
+    return (
+        *taken(plan.scheduled),
+        flops,
+        shown(plan.tiles),
+        len(plan.tried),
+        plan.planning_seconds,
+    )
 
 
 def at_least(made: Made, target: str, tile: bool = True) -> Cells:

@@ -28,7 +28,8 @@ def test_every_renderer_has_its_place():
 
 def test_a_figure_that_was_changed_by_hand_is_found_and_mended():
     text = (ROOT / "docs" / "budget.md").read_text()
-    wrong = text.replace("| 2,555 |", "| 2,554 |")
+    body = text[text.index(BEGIN) : text.index(END, text.index(BEGIN))]
+    wrong = text.replace(body, re.sub(r"\d,\d{3}", "9,999", body, count=1))
     assert wrong != text
     assert writer.written(wrong) == (text, ["depth"])
 

@@ -86,11 +86,11 @@ def test_bert_large_within_a_budget_and_in_codes():
 
 
 @pytest.mark.parametrize("name", blocks.STACKS)
-def test_below_every_policy_that_recomputes_no_more(name):
+def test_below_every_policy_that_is_predicted_to_take_no_longer(name):
     rows = {variant: run() for (_, variant), run in blocks.measures(name).items()}
-    temp, recomputed, *_ = rows["substitute, schedule"]
+    temp, ms, *_ = rows["substitute, schedule"]
     for variant in blocks.POLICIES:
-        if rows[variant][1] <= recomputed:
+        if rows[variant][1] <= ms:
             assert temp < rows[variant][0]
 
 
@@ -107,12 +107,12 @@ def test_a_plain_bert_large_under_a_budget():
     name = "BERT-Large, 8 x 512"
     rows, _ = budget.stock(name)
     its = next(r for r in rows if r[0] == "dots_with_no_batch_dims_saveable")
-    _, _, temp, part, recomputed, *_ = budget.row(name, 2300)
+    _, _, temp, _, part, recomputed, *_ = budget.row(name, 2300)
     assert temp <= 2300
     assert part <= 100  # per cent of the budget, arguments included
     assert part >= 97 or recomputed == 0  # room is left only where nothing could use it
     assert its[1] > 2200
-    assert recomputed <= its[2] + 0.01
+    assert recomputed <= its[3] + 0.01
 
 
 @pytest.mark.parametrize("case", low_bit.CASES, ids=" ".join)

@@ -3,7 +3,15 @@
 import functools
 from collections.abc import Iterable
 
-from benchmarks.figures.rows import figures, row, rows, table, value
+from benchmarks.figures.rows import (
+    PEAK_AND_MS,
+    beside_older,
+    figures,
+    row,
+    rows,
+    table,
+    value,
+)
 
 MODEL = "Llama-7B"
 # the demonstration's name -> the ledger's, as a README has them
@@ -89,19 +97,22 @@ def on_host() -> str:
 
 
 def peaks(on_host: bool) -> str:
-    """Compiled peaks of steps with codes and masters, or with state on the host."""
+    """Peaks / predicted ms of steps with codes and masters, or state on the host."""
+    case = ("model", "optimizer", "target")
     names = {"bert": "BERT-Large, B 8 S 128", "llama": "Llama-1B, B 1 S 512"}
     lines = [
         (
             names[r["model"]],
             r["optimizer"],
             r["target"],
-            f"{float(r['peak MiB']):,.0f}",
+            beside_older(
+                *("low_bit", PEAK_AND_MS), {column: r[column] for column in case}
+            ),
             f"{float(r['peak, bytes a parameter']):.2f}",
             f"{float(r['host, bytes a parameter']):.2f}",
         )
         for r in rows("low_bit")
         if (float(r["host, bytes a parameter"]) > 0) == on_host
     ]
-    head = ("scheduled step, remat", "optimizer", "chip", "peak MiB")
+    head = ("scheduled step, remat", "optimizer", "chip", "peak MiB / predicted ms")
     return table((*head, "bytes a parameter", "on the host"), lines)

@@ -1,9 +1,19 @@
 """The README's tables."""
 
-from benchmarks.figures.rows import beside_older, figures, row, rows, table, whole
+from benchmarks.figures.rows import (
+    PEAK_AND_MS,
+    TEMP_AND_MS,
+    VERSION,
+    Row,
+    beside_older,
+    figures,
+    row,
+    rows,
+    table,
+    with_older,
+)
 
 CHIPS = ("h100", "tpu-v5e")
-MIB = {"temp MiB": ",.0f"}
 
 
 @figures("activations")
@@ -22,7 +32,8 @@ def activations() -> str:
         [title]
         + [
             beside_older(
-                "layers", MIB, {"stack": stack, "layer": layer, "target": chip}
+                *("layers", TEMP_AND_MS),
+                {"stack": stack, "layer": layer, "target": chip},
             )
             for chip in CHIPS
             for layer in pair
@@ -30,12 +41,12 @@ def activations() -> str:
         for title, stack, *pair in stacks
     ]
     bert = [
-        beside_older("bert", MIB, {"model": model, "target": chip})
+        beside_older("bert", TEMP_AND_MS, {"model": model, "target": chip})
         for chip in CHIPS
         for model in ("plain", "substituted")
     ]
     lines.append(["BERT-Large in Flax, B 8 S 512, `substitute` alone", *bert])
-    title = "gradient of the loss: MiB of temporaries"
+    title = "gradient of the loss: MiB of temporaries / predicted ms"
     head = "H100, plain", "H100, jaxmem", "TPU v5e, plain", "TPU v5e, jaxmem"
     return table((title, *head), lines)
 
@@ -63,8 +74,7 @@ def _bytes_and_ms(model: str, how: str) -> str:
     where = {"model": model, "how": how}
     if not any(r["model"] == model and r["how"] == how for r in rows("blocks")):
         return "–"
-    columns = {"temp MiB": ",.0f", "predicted ms": ".1f"}
-    return beside_older("blocks", columns, where)
+    return beside_older("blocks", TEMP_AND_MS, where)
 
 
 @figures("blocks, BERT")
@@ -84,43 +94,61 @@ def bert_ms() -> str:
 
 @figures("budgets")
 def budgets() -> str:
-    """What unmodified models recompute in as many bytes as the stock policies take."""
-    lines = []
-    for r in rows("budget"):
-        its = float(r["its temp MiB"])
-        if abs(float(r["budget MiB"]) - its) > 1:
-            continue
-        temp, recomputed = r["temp MiB"], r["recomputes %"]
-        scheduled = (f"{float(temp):,.0f}", f"{float(recomputed):.1f}")
-        policy = f"{r['model']}, `{r['stock policy']}`"
-        stock = f"{its:,.0f}", f"{float(r['its recomputes %']):.1f}"
-        if not temp:
-            scheduled = "out of reach", "–"
-        lines.append((policy, *stock, *scheduled))
+    """What unmodified models take in as many bytes as the stock policies do."""
+    older, lines = of_policies(VERSION), []
+    for (model, policy), r in of_policies().items():
+        old = older.get((model, policy), r)
+        cells = [
+            with_older(r, old, {f"{of}{c}": f for c, f in TEMP_AND_MS.items()})
+            for of in ("its ", "")
+        ]
+        recomputed = [r[f"{of}recomputes %"] for of in ("its ", "")]
+        if not r["temp MiB"]:
+            cells[1], recomputed[1] = "out of reach", "–"
+        lines.append((f"{model}, `{policy}`", *cells, *map(_percent, recomputed)))
     title = "model, and JAX's policy of `jax.checkpoint` that sets the budget"
-    stock = "the policy: MiB", "recomputed, %"
-    return table((title, *stock, "`schedule`: MiB", "recomputed, %"), lines)
+    head = "the policy: MiB / predicted ms", "`schedule`: MiB / predicted ms"
+    return table((title, *head, "the policy recomputes, %", "`schedule`, %"), lines)
+
+
+def of_policies(version: str = "") -> dict[tuple[str, str], Row]:
+    """(model, policy) -> its row at the bytes that the policy takes."""
+    return {
+        (r["model"], r["stock policy"]): r
+        for r in rows("budget", version)
+        if abs(float(r["budget MiB"]) - float(r["its temp MiB"])) <= 1
+    }
+
+
+def _percent(text: str) -> str:
+    return f"{float(text):.1f}" if text[0].isdigit() else text
 
 
 @figures("steps")
 def steps() -> str:
-    """Whole train steps: the peak as XLA compiles them, and with jaxmem."""
+    """Whole train steps, as XLA compiles them, and with jaxmem."""
     one = {"remat": "a layer", "substituted": "no"}
     batch = [
-        beside_older("release", {f"{who}: peak MiB": ",.0f"}, one | {"target": chip})
+        beside_older(
+            "release",
+            {f"{who}: {c}": form for c, form in PEAK_AND_MS.items()},
+            one | {"target": chip},
+        )
         for chip in CHIPS
         for who in ("XLA", "scheduled")
     ]
     eight = [
-        whole(
-            "accumulation", "peak MiB", {"variant": variant, "N": "8", "target": chip}
+        beside_older(
+            *("accumulation", PEAK_AND_MS),
+            {"variant": variant, "N": "8", "target": chip},
         )
         for chip in CHIPS
         for variant in ("accumulation by hand, Adam", "microbatch, AdamA")
     ]
     plain = row("release", one | {"target": "h100"})
     state = float(plain["XLA: peak MiB"]) - float(plain["XLA: temp MiB"])
-    title = f"train step of BERT-Large with Adam: peak MiB ({state:,.0f} of state)"
+    title = "train step of BERT-Large with Adam: "
+    title += f"peak MiB ({state:,.0f} of state) / predicted ms"
     lines = (
         ("one batch of 8 x 128, `nn.remat` on each layer: `schedule`", *batch),
         ("8 micro-batches of that: `microbatch` with `adama`", *eight),

@@ -35,12 +35,20 @@ def sizes_and_ms(ways: Mapping[str, str]) -> list[dict[str, str]]:
 
 @figures("depth")
 def depth() -> str:
-    head = ("layers", "plain", "one input for each layer", "segments")
+    """MiB of temporaries / predicted ms."""
+    ways = {
+        "plain": {"plain MiB": ",.0f", "plain: predicted ms": ",.1f"},
+        "one input for each layer": {
+            "a layer: MiB": ",.0f",
+            "a layer: predicted ms": ",.1f",
+        },
+        "segments": {"segments: MiB": ",.0f", "segments: predicted ms": ",.1f"},
+    }
+    head = ("layers", *ways)
     lines = [
         (
             r["layers"],
-            *(f"{float(r[c]):,.0f}" for c in ("plain MiB", "a layer: MiB")),
-            f"{float(r['segments: MiB']):,.0f}",
+            *(beside_older("depth", w, {"layers": r["layers"]}) for w in ways.values()),
             r["layers in one"].replace(" / ", ", of "),
         )
         for r in rows("depth")

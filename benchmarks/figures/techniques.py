@@ -1,6 +1,14 @@
 """The tables of docs/ that compare a technique with the plain step."""
 
-from benchmarks.figures.rows import figures, row, rows, table, whole
+from benchmarks.figures.rows import (
+    PEAK_AND_MS,
+    TEMP_AND_MS,
+    beside_older,
+    figures,
+    rows,
+    table,
+    whole,
+)
 
 CHIPS = {"h100": "H100", "tpu-v5e": "TPU v5e"}
 # what is compared: the benchmark's stack, the plain layer, the lean ones
@@ -33,23 +41,28 @@ def ops() -> str:
         for layer in layers:
             where = {"stack": stack, "layer": layer}
             cells = [
-                whole("layers", "temp MiB", {**where, "target": chip}) for chip in CHIPS
+                beside_older("layers", TEMP_AND_MS, {**where, "target": chip})
+                for chip in CHIPS
             ]
             lines.append((title, f"`{layer}`", *cells))
-    return table(("stack", "function", *CHIPS.values()), lines)
+    heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
+    return table(("stack", "function", *heads), lines)
 
 
 @figures("release, bytes")
 def release() -> str:
-    """Peaks of one Adam step, compiled as it is and as `schedule` returns it."""
+    """Peaks / predicted ms of one Adam step, as it is and as `schedule` returns it."""
     lines = []
     for remat, title in {"a layer": "around each layer", "none": "none"}.items():
         for substituted in ("no", "yes"):
             case = {"remat": remat, "substituted": substituted}
-            found = [row("release", {**case, "target": chip}) for chip in CHIPS]
             cells = [
-                f"{float(r[f'{who}: peak MiB']):,.0f}"
-                for r in found
+                beside_older(
+                    "release",
+                    {f"{who}: {c}": form for c, form in PEAK_AND_MS.items()},
+                    {**case, "target": chip},
+                )
+                for chip in CHIPS
                 for who in ("XLA", "scheduled")
             ]
             lines.append((title, substituted, *cells))
@@ -61,13 +74,17 @@ def release() -> str:
 
 @figures("accumulation, bytes")
 def accumulation() -> str:
-    """Peaks of eight micro-batches, by every way of accumulating."""
+    """Peaks / predicted ms of eight micro-batches, by every way of accumulating."""
     ways = dict.fromkeys(r["variant"] for r in rows("accumulation"))
-    peak = lambda way, chip: whole(
-        "accumulation", "peak MiB", {"variant": way, "N": "8", "target": chip}
+    # one call of optax.MultiSteps has one micro-batch of them
+    call = lambda way: " a call" if way.startswith("optax.MultiSteps") else ""
+    peak = lambda way, chip: beside_older(
+        *("accumulation", PEAK_AND_MS),
+        {"variant": way, "N": "8", "target": chip},
     )
-    lines = [(way, *(peak(way, chip) for chip in CHIPS)) for way in ways]
-    return table(("way", *(f"{chip}, MiB" for chip in CHIPS.values())), lines)
+    lines = [(way, *(peak(way, chip) + call(way) for chip in CHIPS)) for way in ways]
+    heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
+    return table(("way", *heads), lines)
 
 
 @figures("published peaks")
@@ -84,7 +101,7 @@ def norms() -> str:
     plain = {"layer": "flax.linen.LayerNorm", "target": "h100"}
     stack = {"stack": "norm and dense"}
     lines = [
-        ("`flax.linen.LayerNorm`", whole("layers", "temp MiB", plain)),
+        ("`flax.linen.LayerNorm`", beside_older("layers", TEMP_AND_MS, plain)),
         *(
             (f"`{title}`", whole("storage", "temp MiB", {**stack, "kept": kept}))
             for title, kept in (
@@ -93,19 +110,19 @@ def norms() -> str:
             )
         ),
     ]
-    return table(("norm", "H100, MiB"), lines)
+    return table(("norm", "H100, MiB / predicted ms"), lines)
 
 
 @figures("tables, bytes")
 def tables() -> str:
-    """Peaks of a step over a large table; empty where a variant does not exist."""
+    """Peaks / predicted ms of a step over a large table."""
     lines = dict.fromkeys(
         (r["rule"], r["columns"], r["variant"]) for r in rows("tables")
     )
-    peak = lambda key, chip: whole(
-        *("tables", "peak MiB"),
+    peak = lambda key, chip: beside_older(
+        *("tables", PEAK_AND_MS),
         dict(zip(("rule", "columns", "variant"), key, strict=True)) | {"target": chip},
     )
     cells = [(*key, *(peak(key, chip) for chip in CHIPS)) for key in sorted(lines)]
-    heads = (f"{chip}, MiB" for chip in CHIPS.values())
+    heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
     return table(("rule", "columns", "gradient", *heads), cells)

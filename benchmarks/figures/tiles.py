@@ -1,6 +1,12 @@
 """The figures of docs/tiles.md."""
 
-from benchmarks.figures.rows import figures, rows, table
+from benchmarks.figures.rows import (
+    TEMP_AND_MS,
+    beside_older,
+    figures,
+    rows,
+    table,
+)
 from benchmarks.tile_steps import BERT
 
 # the titles of columns -> what the rows are named, the first that there is
@@ -16,9 +22,12 @@ WAYS = {
 
 @figures("tiles, bytes")
 def tiles() -> str:
-    """MiB of temporaries by how a step is written; empty where not measured."""
+    """MiB / predicted ms by how a step is written; empty where not measured."""
     found = {
-        (r["step"], r["how"]): f"{float(r['temp MiB']):,.0f}"
+        (r["step"], r["how"]): beside_older(
+            *("tiles", TEMP_AND_MS),
+            {column: r[column] for column in ("step", "how", "target")},
+        )
         for r in rows("tiles")
         if r["target"] == "h100"
     }
@@ -55,10 +64,15 @@ def micro_batches() -> str:
         "12500 MiB": "`schedule` with the budget",
     }
     found = {r["how"]: r for r in rows("tiles") if r["step"] == BERT}
-    sizes = lambda r: [f"{float(r[name]):,.0f}" for name in ("temp MiB", "peak MiB")]
+    cell = lambda how, columns: beside_older(
+        "tiles", columns, {"step": BERT, "how": how}
+    )
     lines = [
-        (title, *sizes(found[how]), found[how]["matmul TF"], found[how]["tiles"])
+        (
+            *(title, cell(how, TEMP_AND_MS), cell(how, {"peak MiB": ",.0f"})),
+            *(found[how]["matmul TF"], found[how]["tiles"]),
+        )
         for how, title in titles.items()
     ]
-    columns = ("how", "temporaries", "peak", "TF of products", "parts")
+    columns = ("how", "temporaries / predicted ms", "peak", "TF of products", "parts")
     return table(columns, lines)

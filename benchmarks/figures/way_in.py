@@ -1,9 +1,10 @@
 """The first screens of README.md and docs/index.md: a headline, a table of calls."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from benchmarks.figures.rows import VERSION, Row, figures, row, rows, table, value
+from benchmarks.figures.readme import of_policies
+from benchmarks.figures.rows import figures, row, table, value
 
 H100 = {"target": "h100"}
 
@@ -28,9 +29,17 @@ def picture_ms() -> str:
 def from_to(
     name: str, column: str, before: Mapping[str, str], after: Mapping[str, str]
 ) -> str:
-    """A figure in MiB before and after."""
-    found = (value(name, column, where) for where in (before, after))
-    return " → ".join(f"{x:,.0f}" for x in found) + " MiB"
+    """A figure in MiB before and after, and the predicted ms if the file has them."""
+    found = [row(name, where) for where in (before, after)]
+    mib, ms = ([r.get(c) for r in found] for c in (column, "predicted ms"))
+    return _less(mib, ms)
+
+
+def _less(mib: Sequence[str | None], ms: Sequence[str | None]) -> str:
+    """ "9 → 4 MiB, 5.0 → 6.0 ms"; no milliseconds where a file has none."""
+    joined = lambda cells, form: " → ".join(format(float(x), form) for x in cells)
+    bytes_of = f"{joined(mib, ',.0f')} MiB"
+    return f"{bytes_of}, {joined(ms, ',.1f')} ms" if all(ms) else bytes_of
 
 
 def block(model: str, how: str) -> dict[str, str]:
@@ -61,33 +70,25 @@ def _activations() -> tuple[str, str, str]:
 
 def _budget() -> tuple[str, str, str]:
     model, policy = "Llama-1B blocks, 2 x 2048", "dots_with_no_batch_dims_saveable"
-    # of the jax that the budgets were searched with
-    stock = value("blocks", "temp MiB", block(model, policy), VERSION)
-    (r,) = [
-        r
-        for r in _rows("budget", {"model": model, "stock policy": policy})
-        if abs(float(r["budget MiB"]) - stock) <= 1
-    ]
-    plain = value("blocks", "temp MiB", block(model, "plain"), VERSION)
-    share, temp = float(r["recomputes %"]), float(r["temp MiB"])
-    example = (
-        f"Llama-1B's blocks: {plain:,.0f} → {temp:,.0f} MiB, "
-        f"{share:.1f} % of the flops recomputed"
-    )
+    both = row("blocks", block(model, "plain")), of_policies()[model, policy]
+    found = ([r.get(c) for r in both] for c in ("temp MiB", "predicted ms"))
+    example = f"Llama-1B's blocks: {_less(*found)}"
     call = '`jaxmem.schedule(step, budget="14GiB", target="h100")`'
-    return call, "time: as little is recomputed as fits the budget", example
-
-
-def _rows(name: str, where: Mapping[str, str]) -> list[Row]:
-    return [r for r in rows(name) if all(r[k] == v for k, v in where.items())]
+    return (
+        call,
+        "as little time as fits the budget: some values are recomputed",
+        example,
+    )
 
 
 def _gradients() -> tuple[str, str, str]:
     r = row("release", {"remat": "a layer", "substituted": "no", **H100})
-    peaks = (float(r[f"{who}: peak MiB"]) for who in ("XLA", "scheduled"))
-    example = " → ".join(f"{peak:,.0f}" for peak in peaks)
+    peaks, ms = (
+        [r.get(f"{who}: {what}") for who in ("XLA", "scheduled")]
+        for what in ("peak MiB", "predicted ms")
+    )
     call = "`jaxmem.schedule(step, donate_argnums=0)`"
-    return call, "rounding", f"BERT-Large with Adam: {example} MiB"
+    return call, "rounding", f"BERT-Large with Adam: {_less(peaks, ms)}"
 
 
 def _loss_apart(optimizer: str) -> str:
@@ -161,8 +162,9 @@ def _tiles() -> tuple[str, str, str]:
 
 def _long_scan() -> tuple[str, str, str]:
     r = row("depth", {"layers": "192"})
-    both = (float(r[c]) for c in ("plain MiB", "segments: MiB"))
-    example = "a scan of 192 steps: " + " → ".join(f"{x:,.0f}" for x in both) + " MiB"
+    mib = [r[c] for c in ("plain MiB", "segments: MiB")]
+    ms = [r.get(f"{way}: predicted ms") for way in ("plain", "segments")]
+    example = f"a scan of 192 layers: {_less(mib, ms)}"
     call = '`jaxmem.schedule(step, budget="2GiB", target="h100")`'
     return call, "one more forward pass, or two", example
 
@@ -201,7 +203,8 @@ def problems(folder: str) -> str:
         (f"[{title}]({folder}{page}.md)", *describe())
         for (title, page), describe in PROBLEMS.items()
     ]
-    return table(("your problem", "the call", "what it costs", "for example"), lines)
+    example = "for example, times predicted"
+    return table(("your problem", "the call", "what it costs", example), lines)
 
 
 figures("problems")(functools.partial(problems, "docs/"))
