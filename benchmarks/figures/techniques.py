@@ -7,7 +7,6 @@ from benchmarks.figures.rows import (
     figures,
     rows,
     table,
-    whole,
 )
 
 CHIPS = {"h100": "H100", "tpu-v5e": "TPU v5e"}
@@ -103,7 +102,10 @@ def norms() -> str:
     lines = [
         ("`flax.linen.LayerNorm`", beside_older("layers", TEMP_AND_MS, plain)),
         *(
-            (f"`{title}`", whole("storage", "temp MiB", {**stack, "kept": kept}))
+            (
+                f"`{title}`",
+                beside_older("storage", TEMP_AND_MS, {**stack, "kept": kept}),
+            )
             for title, kept in (
                 ('layer_norm(save="output")', "save=output"),
                 ("ms_layer_norm", "ms_layer_norm"),
