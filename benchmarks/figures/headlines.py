@@ -106,7 +106,13 @@ def headlines() -> str:
         *("of", "claim", "published", "plain → jaxmem", "predicted ms"),
         *("published gain", "gain of jaxmem", "note"),
     )
-    cells = [_cells(line, n) for n, line in enumerate(lines(), 1)]
+    return _used(head, [_cells(line, n) for n, line in enumerate(lines(), 1)])
+
+
+def _used(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table without empty columns: an older file has no milliseconds."""
+    columns = zip(head, *cells, strict=True)
+    head, *cells = zip(*(c for c in columns if any(c[1:])), strict=True)
     return table(head, cells)
 
 
@@ -161,7 +167,7 @@ def readme() -> str:
         "published gain",
         "gain of jaxmem",
     )
-    return table(
+    return _used(
         head,
         [
             (
