@@ -126,8 +126,9 @@ def tables() -> str:
     lines = dict.fromkeys(
         (r["rule"], r["columns"], r["variant"]) for r in rows("tables")
     )
+    finer = PEAK_AND_MS | {"predicted ms": ",.2f"}  # steps of less than one
     peak = lambda key, chip: beside_older(
-        *("tables", PEAK_AND_MS),
+        *("tables", finer),
         dict(zip(("rule", "columns", "variant"), key, strict=True)) | {"target": chip},
     )
     cells = [(*key, *(peak(key, chip) for chip in CHIPS)) for key in sorted(lines)]

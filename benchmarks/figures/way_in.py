@@ -76,7 +76,7 @@ def _budget() -> tuple[str, str, str]:
     call = '`jaxmem.schedule(step, budget="14GiB", target="h100")`'
     return (
         call,
-        "as little time as fits the budget: some values are recomputed",
+        "recomputation, chosen by the seconds that it is estimated to take",
         example,
     )
 
