@@ -8,6 +8,7 @@ from benchmarks.figures.rows import (
     Row,
     beside_older,
     figures,
+    of_ms,
     rows,
     table,
 )
@@ -16,8 +17,9 @@ from benchmarks.figures.rows import (
 @figures("devices")
 def devices() -> str:
     """Bytes and time of an H100, how far predictions are off, and bytes sent."""
-    head = ("step", "compiled: MiB / predicted ms", "off %", "sent")
-    head += ("scheduled: MiB / predicted ms", "off % then", "sent then")
+    ms = of_ms("devices")
+    head = ("step", f"compiled: MiB{ms}", "off %", "sent")
+    head += (f"scheduled: MiB{ms}", "off % then", "sent then")
     lines = (
         (
             r["step"],
