@@ -18,13 +18,14 @@ from rich.table import Table
 
 import jaxmem
 from jaxmem.chips import compiler_versions
-from jaxmem.memory import CompileError, DoesNotFit
+from jaxmem.memory import CompileError, DoesNotFit, MemoryReport
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 2**20
 TARGETS = ("h100", "tpu-v5e")
 TOO_LARGE = "does not fit"
 COMMIT = "commit"
+MS = "predicted ms"
 
 
 def versions() -> str:
@@ -139,15 +140,35 @@ def publish_some(
     publish(name, columns, [rows[key] for key in cases if key in rows])
 
 
-def compiled(step: Callable, *args, what: str, **how) -> float | str:
-    """MiB of `what` ("peak_bytes"), or why there are none: XLA refuses some steps."""
+def milliseconds(report: MemoryReport) -> float:
+    """Of a step, as predicted."""
+    return 1e3 * report.seconds
+
+
+def size_and_ms(report: MemoryReport, what: str = "temp_bytes") -> tuple[float, float]:
+    """MiB of `what`, and the predicted milliseconds of a step."""
+    return getattr(report, what) / MIB, milliseconds(report)
+
+
+def compiled_with_ms(
+    step: Callable, *args, what: str, **how
+) -> tuple[float | str, float | str]:
+    """MiB of `what` ("peak_bytes") and predicted milliseconds.
+
+    Or why there are no bytes, and no time: XLA refuses some steps.
+    """
     try:
-        return getattr(jaxmem.estimate(step, *args, **how), what) / MIB
+        return size_and_ms(jaxmem.estimate(step, *args, **how), what)
     except DoesNotFit:
-        return TOO_LARGE
+        return TOO_LARGE, ""
     except CompileError as error:
         print(str(error)[:200])
-        return "does not compile"
+        return "does not compile", ""
+
+
+def compiled(step: Callable, *args, what: str, **how) -> float | str:
+    """MiB of `what`, or why there are none."""
+    return compiled_with_ms(step, *args, what=what, **how)[0]
 
 
 def result_of(value: float, threshold: float | None) -> str:

@@ -58,18 +58,19 @@ def of_layers(row: Row):
 def of_storage(row: Row):
     for name, step, args in storage.STACKS[row["stack"]]():
         if name == row["kept"]:
-            return [storage.temp(step, args)]
+            return [storage.temp_and_ms(step, args)[0]]
     raise LookupError("benchmarks.storage has no such case")
 
 
 def of_fewbit(row: Row):
-    return [fewbit.temp_mib(fewbit.ACTIVATIONS[row["activation"]], row["target"])]
+    activation = fewbit.ACTIVATIONS[row["activation"]]
+    return [fewbit.temp_and_ms(activation, row["target"])[0]]
 
 
 def of_cross_entropy(row: Row):
     variants = {name: (loss, axis) for name, loss, axis, _ in cross_entropy.variants()}
     variants["the same, kernels"] = (cross_entropy.kernels, 1)
-    return [cross_entropy.temp(*variants[row["loss"]], row["target"])]
+    return [cross_entropy.temp_and_ms(*variants[row["loss"]], row["target"])[0]]
 
 
 def of_kernels(row: Row):
@@ -95,7 +96,7 @@ def of_release(row: Row):
 
 
 def of_predict(row: Row):
-    made = predict.row(row["step"], row["target"], "not compiled")
+    made = predict.row(row["step"], row["target"], "not compiled", "")
     return made[2:4]
 
 

@@ -4,19 +4,20 @@
 
 BERT-Large and Adam, 8 sequences of 512 tokens, compiled for an H100: the step as XLA
 compiles it, with `jaxmem.substitute`, and with `jaxmem.schedule` besides. Writes the
-figures to results/ and the picture of the first and the last to docs/images/.
+figures, predicted milliseconds of a step among them, to results/ and the picture of the
+first and the last to docs/images/.
 """
 
 import pathlib
 from collections.abc import Mapping
 
-from benchmarks._common import MIB, publish
+from benchmarks._common import MIB, MS, milliseconds, publish
 from benchmarks.batch import SMALL, TARGET, arguments, step_of
 from jaxmem.memory import MemoryReport, estimate
 
 WAYS = ("plain", "substituted", "substituted, schedule")
 DRAWN = {"plain": "the step as it was", "substituted, schedule": "with jaxmem"}
-COLUMNS = ("step", "target", "peak MiB", "temp MiB", "state and batch MiB")
+COLUMNS = ("step", "target", "peak MiB", "temp MiB", "state and batch MiB", MS)
 PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "before_after.svg"
 GREY, DARK = "#c3c9d2", "#27303d"
 COLOURS = ("#e2725b", "#2f8f9d")
@@ -30,7 +31,7 @@ def measured(how: str) -> MemoryReport:
 
 def row(how: str, report: MemoryReport) -> list:
     sizes = report.peak_bytes, report.temp_bytes, report.argument_bytes
-    return [how, TARGET, *(size / MIB for size in sizes)]
+    return [how, TARGET, *(size / MIB for size in sizes), milliseconds(report)]
 
 
 def draw(reports: Mapping[str, MemoryReport], path: pathlib.Path) -> None:

@@ -18,11 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks._common import MIB, publish
-from jaxmem.chips import get_target
-from jaxmem.frameworks import pure_call
-from jaxmem.memory.buffers import Collective, collectives_of, parse_hlo, sent_bytes
-from jaxmem.memory.compile import compile_program, traced_call
+from benchmarks._common import MIB, MS, publish, size_and_ms
+from jaxmem.memory import MemoryReport
+from jaxmem.memory.buffers import Collective, sent_bytes
 from jaxmem.optim import accumulate_step, adama, apply_step, start_step
 
 M, N, TARGET = 8, 8, "h100"
@@ -166,23 +164,27 @@ def compiled(
     fn, *args, donate: Sequence[int] = (0, 1)
 ) -> tuple[tuple[Collective, ...], int]:
     """(collectives, temporary bytes) of the step with parameters and state donated."""
-    with pure_call(fn, args, {}, donate=donate) as call:
-        chip = get_target(TARGET)
-        program = compile_program(traced_call(fn, call, chip), chip, 600.0)
-    return collectives_of(parse_hlo(program.hlo)), program.temp_bytes
+    report = report_of(fn, *args, donate=donate)
+    return report.collectives, report.temp_bytes
+
+
+def report_of(fn, *args, donate: Sequence[int] = (0, 1)) -> MemoryReport:
+    how = {"target": TARGET, "donate_argnums": donate, "timeout": 600.0}
+    return jaxmem.estimate(fn, *args, **how)
 
 
 def row(case: Case):
-    every, temp = compiled(case.step, *arguments(case))
-    found = [c for c in every if c.bytes > 4]  # not the loss
+    report = report_of(case.step, *arguments(case))
+    found = [c for c in report.collectives if c.bytes > 4]  # not the loss
     runs = lambda kind: sum(c.times for c in found if c.kind == kind)
     inside = sum(c.times for c in found if c.loops)
     counts = [runs(kind) for kind in SHOWN]
-    return case.what, case.under, *counts, inside, sent_bytes(found) / MIB, temp / MIB
+    sent = sent_bytes(found) / MIB
+    return case.what, case.under, *counts, inside, sent, *size_and_ms(report)
 
 
 def main() -> None:
-    head = ("step", "under", *SHOWN, "of these in loops", "MiB sent", "temp MiB")
+    head = ("step", "under", *SHOWN, "of these in loops", "MiB sent", "temp MiB", MS)
     publish("collectives", head, [row(case) for case in cases()])
 
 

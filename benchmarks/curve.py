@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, write
 from benchmarks.blocks import POLICIES, TARGET
-from benchmarks.models.transformers import zoo
+from benchmarks.models import zoo
 from benchmarks.scheduling import Case, cases
 from jaxmem import planning
 from jaxmem.chips import CHIPS

@@ -2,6 +2,7 @@
 
     python -m benchmarks.fewbit
     python -m benchmarks.fewbit --package=builtin.npz
+    python -m benchmarks.fewbit --scan    # the second table alone
 
 Three tables: the errors of the derivative of the best tables, beside that of the tables
 in the package of Few-Bit Backward and its threshold; temp bytes of the eight-layer MLP
@@ -22,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxmem
-from benchmarks._common import MIB, TARGETS, publish, published, result_of
-from benchmarks.models.transformers import scans
+from benchmarks._common import MS, TARGETS, publish, published, result_of, size_and_ms
+from benchmarks.models import scans
 from jaxmem import ops
 from jaxmem.ops.few_bit.tables import FUNCTIONS
 
@@ -119,17 +120,17 @@ def frozen_scan(activation):
     return step, (first, x, second)
 
 
-def temp_mib(activation, target: str) -> float:
+def temp_and_ms(activation, target: str) -> tuple[float, float]:
     step, args = frozen_scan(activation)
-    return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
+    return size_and_ms(jaxmem.estimate(step, *args, target=target))
 
 
 def scan_rows():
     for name, activation in ACTIVATIONS.items():
         for target in TARGETS:
-            temp = temp_mib(activation, target)
+            temp, ms = temp_and_ms(activation, target)
             threshold = SCAN_THRESHOLDS.get((name, target))
-            yield name, target, temp, threshold or "", result_of(temp, threshold)
+            yield name, target, temp, ms, threshold or "", result_of(temp, threshold)
 
 
 def numbers(dtype) -> np.ndarray:
@@ -173,15 +174,22 @@ TABLE_COLUMNS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--package", type=pathlib.Path)
-    path = parser.parse_args().package
+    parser.add_argument("--scan", action="store_true")
+    asked = parser.parse_args()
+    if not asked.scan:
+        errors(asked.package)
+    columns = ("activation", "target", "temp MiB", MS, "at most", "met")
+    publish("fewbit-scan", columns, list(scan_rows()))
+
+
+def errors(path: pathlib.Path | None) -> None:
+    """Of the tables, beside the package's, and of rounded outputs."""
     if path:
         sys.argv[1:] = [f"--package={path.name}"]  # a path is this machine's alone
     package = of_package(path) if path else kept_package()
     publish("fewbit-tables", TABLE_COLUMNS, list(table_rows(package)))
     columns = ("save=output", "dtype", "largest error", "at most", "met")
     publish("fewbit-output", columns, list(output_rows()))
-    columns = ("activation", "target", "temp MiB", "at most", "met")
-    publish("fewbit-scan", columns, list(scan_rows()))
 
 
 if __name__ == "__main__":

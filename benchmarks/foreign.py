@@ -15,31 +15,43 @@ import sys
 import jax
 
 import jaxmem
-from benchmarks._common import as_a_whole, compiled, publish, published, write
+from benchmarks._common import (
+    MS,
+    as_a_whole,
+    compiled_with_ms,
+    publish,
+    published,
+    write,
+)
+from benchmarks.models import foreign as models
 from benchmarks.models.foreign import KEY, REAL, Loss, Model
-from benchmarks.models.transformers import foreign as models
 
 TARGET = "h100"
 VARIANTS = ("plain", "substituted", "scheduled", "both")
-COLUMNS = ("library", "family", *(f"{variant} (MiB)" for variant in VARIANTS))
+COLUMNS = (
+    *("library", "family"),
+    *(f"{how}{column}" for how in VARIANTS for column in (" (MiB)", f": {MS}")),
+)
 
 
-def temporaries(model: Model, loss: Loss, scheduled: bool) -> float | str:
-    """MiB of a step with this loss."""
+def temporaries(model: Model, loss: Loss, scheduled: bool):
+    """MiB and predicted milliseconds of a step with this loss."""
     state = jax.eval_shape(lambda: models.state(model))
     wrap = functools.partial(jaxmem.schedule, target=TARGET) if scheduled else jax.jit
     step = wrap(models.train_step(loss), donate_argnums=(0,))
-    return compiled(step, state, model.batch, KEY, what="temp_bytes", target=TARGET)
+    args = state, model.batch, KEY
+    return compiled_with_ms(step, *args, what="temp_bytes", target=TARGET)
 
 
 def measure(library: str, family: str) -> list[float | str]:
-    """Temporaries of the four steps of one family."""
+    """Temporaries and milliseconds of the four steps of one family."""
     model = models.build(library, family, REAL)
     losses = (model.loss, model.lean)
     return [
-        temporaries(model, loss, variant)
+        cell
         for variant in (False, True)
         for loss in losses
+        for cell in temporaries(model, loss, variant)
     ]
 
 

@@ -20,7 +20,7 @@ import sys
 import jax
 
 import jaxmem
-from benchmarks._common import publish, same_library, write
+from benchmarks._common import MS, milliseconds, publish, same_library, write
 from benchmarks.blocks import matmul_flops
 from benchmarks.foreign_batches import (
     CHIPS,
@@ -38,8 +38,9 @@ from jaxmem.scheduling import BudgetError
 FILE = "foreign_budgets"
 COLUMNS = (
     *("library", "model", "an example", "chip", "dtype", "batch", "arguments (GiB)"),
-    *("plain (GiB)", "substituted (GiB)", "of the temporaries", "budget (GiB)"),
-    *("fits", "scheduled (GiB)", "recomputed (%)"),
+    *("plain (GiB)", f"plain: {MS}", "substituted (GiB)", f"substituted: {MS}"),
+    *("of the temporaries", "budget (GiB)", "fits", "scheduled (GiB)"),
+    *(f"scheduled: {MS}", "recomputed (%)"),
 )
 SEARCH = 180.0  # seconds
 SHARES = (0.5, 0.75, 0.9)  # of the temporaries, until one is found to fit
@@ -54,9 +55,10 @@ def measure(model: Published, chip: str) -> list:
     before, after = (
         jaxmem.estimate(step, *args(batch), **how) for step in (plain, lean)
     )
-    sizes = after.argument_bytes, before.peak_bytes, after.peak_bytes
     cells = [model.library, model.name, model.example, chip, dtype, batch]
-    cells += [n / GIB for n in sizes]
+    cells += [after.argument_bytes / GIB]
+    for report in (before, after):
+        cells += [report.peak_bytes / GIB, milliseconds(report)]
     print(*cells, flush=True)
     flops = forward_flops(model, dtype, batch)
     how |= {"search_seconds": SEARCH, "progress": False, "tile": False}
@@ -71,18 +73,19 @@ def measure(model: Published, chip: str) -> list:
 
 
 def within(step: jaxmem.scheduling.Scheduled, args: tuple, flops: float) -> list:
-    """Whether the budget is kept, the peak, and what is recomputed of the flops."""
+    """Whether the budget is kept, peak and ms, what is recomputed of the flops."""
     try:
         plan = step.plan(*args)
     except BudgetError as error:
         print(error)
-        return ["no", (error.least or 0) / GIB, ""]
+        return ["no", (error.least or 0) / GIB, "", ""]
     except TimeoutError as error:
         print(error)
-        return ["not found", "", ""]
+        return ["not found", "", "", ""]
     assert plan.scheduled is not None
     print(*plan.notes, f"{len(plan.tried)} compiles, {plan.planning_seconds:.0f} s")
-    return ["yes", plan.scheduled.peak_bytes / GIB, 100 * plan.recomputed_flops / flops]
+    size, ms = plan.scheduled.peak_bytes / GIB, milliseconds(plan.scheduled)
+    return ["yes", size, ms, 100 * plan.recomputed_flops / flops]
 
 
 def forward_flops(model: Published, dtype: str, batch: int) -> float:

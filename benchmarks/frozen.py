@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks._common import MIB, publish, result_of
+from benchmarks._common import MIB, MS, publish, result_of, size_and_ms
 from benchmarks.models.frozen import (
     EncoderConfig,
     EncoderLayer,
@@ -174,7 +174,7 @@ def place_of(path: str) -> str:
 
 
 def compiled(model: Model, case: str) -> Row:
-    """Temporaries, plain and substituted; peaks of both, and if scheduled too."""
+    """Temporaries, plain and substituted; peaks and ms of both, and if scheduled."""
     plain, lean = (problem_of(model, case, module) for module in models(model, case))
     how = {"target": "h100", "donate_argnums": ()}
     reports = [
@@ -184,7 +184,8 @@ def compiled(model: Model, case: str) -> Row:
     step = jaxmem.schedule(jax.value_and_grad(lean[0]), **how)
     reports.append(step.plan(*lean[1]).scheduled)
     temps = [report.temp_bytes / MIB for report in reports[:2]]
-    return Row(*temps, tuple(report.peak_bytes / MIB for report in reports))
+    sizes = (size_and_ms(report, "peak_bytes") for report in reports)
+    return Row(*temps, tuple(cell for pair in sizes for cell in pair))
 
 
 def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
@@ -212,7 +213,11 @@ COLUMNS = (
 )
 
 
-PEAKS = ("plain, peak MiB", "substituted, peak MiB", "scheduled too, peak MiB")
+PEAKS = tuple(
+    f"{how}{column}"
+    for how in ("plain", "substituted", "scheduled too")
+    for column in (", peak MiB", f": {MS}")
+)
 
 
 def main() -> None:

@@ -7,7 +7,8 @@
 Rows are in `headline`: some are compiled here, some come from the files that
 other commands wrote. Writes results/headlines-*.csv and docs/images/headlines.svg, and
 the marked blocks of docs/headlines.md and README.md. A gain is how many times less
-memory, or how many times more of what there should be more of.
+memory, or how many times more of what there should be more of. Milliseconds are the
+predicted ones of the steps whose bytes a row has.
 """
 
 import pathlib
@@ -15,14 +16,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from benchmarks._common import Row, publish_some
+from benchmarks._common import MS, Row, publish_some
 from benchmarks.figures.headlines import Line, lines
 from benchmarks.headline import CLAIMS
 from benchmarks.headline.claim import Claim
 
 COLUMNS = (
     *("source", "claim", "published unit", "published before", "published after"),
-    *("published gain", "unit", "plain", "jaxmem", "gain", "work", "differs", "link"),
+    *("published gain", "unit", "plain", f"plain: {MS}", "jaxmem", f"jaxmem: {MS}"),
+    *("gain", "work", "differs", "link"),
 )
 PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "headlines.svg"
 DARK, GREY = "#27303d", "#c3c9d2"
@@ -37,10 +39,12 @@ def row(claim: Claim) -> Sequence:
     """What follows the first two cells."""
     found = claim.measure() if claim.measure else None
     ours = (found.before, found.after) if found else (None, None)
+    ms = map(cell, found.ms if found else (None, None))
     theirs = claim.before, claim.after
+    sides = (x for pair in zip(map(cell, ours), ms, strict=True) for x in pair)
     cells = (
         *(claim.unit, *map(cell, theirs), cell(claim.gain(*theirs))),
-        *(found.unit if found else "", *map(cell, ours), cell(claim.gain(*ours))),
+        *(found.unit if found else "", *sides, cell(claim.gain(*ours))),
         *(claim.work, claim.differs, claim.link),
     )
     return Row(cells, found.commit if found else "")

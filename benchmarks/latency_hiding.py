@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, publish
+from benchmarks._common import MS, publish, size_and_ms
 from benchmarks.blocks import TARGET
 from benchmarks.release import dense_step
 
@@ -50,16 +50,18 @@ def row(name: str, hides: bool):
     plain = jax.jit(step, **donated)
     ours = jaxmem.schedule(step, **donated, **how)
     chosen = jaxmem.schedule(step, target=TARGET, **donated, **how)
-    temps = (
-        jaxmem.estimate(fn, *args, target=TARGET, **how).temp_bytes / MIB
+    both = (
+        size_and_ms(jaxmem.estimate(fn, *args, target=TARGET, **how))
         for fn in (plain, ours, chosen)
     )
-    return name, "on" if hides else "off", *temps
+    return name, "on" if hides else "off", *(cell for pair in both for cell in pair)
 
 
 def main() -> None:
     rows = [row(name, hides) for name in STEPS for hides in (False, True)]
-    columns = ("step", "latency hiding", "plain MiB", "scheduled", "scheduled for it")
+    ways = {"plain": " MiB", "scheduled": "", "scheduled for it": ""}
+    pairs = ((f"{how}{unit}", f"{how}: {MS}") for how, unit in ways.items())
+    columns = ("step", "latency hiding", *(column for pair in pairs for column in pair))
     publish("latency_hiding", columns, rows)
 
 

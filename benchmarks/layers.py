@@ -21,7 +21,7 @@ from benchmarks._common import (
     publish_some,
     result_of,
 )
-from benchmarks.models.transformers import scans
+from benchmarks.models import scans
 from jaxmem import ops
 
 # The gradient of the weights; for the MLP that of its input too.

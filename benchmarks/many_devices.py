@@ -14,14 +14,17 @@ import sys
 from collections.abc import Sequence
 
 import jaxmem
-from benchmarks._common import MIB, publish_some
+from benchmarks._common import MIB, MS, publish_some, size_and_ms
 from benchmarks.figures.rows import rows
 from benchmarks.steps.devices import FSDP, llama_on
 
 TARGET, BATCH = "h100", 64
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 TIMEOUT = 1200.0  # seconds of a compile
-COLUMNS = ("devices", "state and batch MiB", "plain MiB", "scheduled MiB", "sent MiB")
+COLUMNS = (
+    *("devices", "state and batch MiB", "plain MiB", f"plain: {MS}"),
+    *("scheduled MiB", f"scheduled: {MS}", "sent MiB"),
+)
 PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "many_devices.svg"
 GIB = 1024  # MiB
 DARK, GREY = "#27303d", "#c3c9d2"
@@ -36,8 +39,8 @@ def row(count: int) -> Sequence[float]:
     plain = jaxmem.estimate(made.step, *made.args, **how)
     step = jaxmem.schedule(made.step, donate_argnums=made.donate)
     less = jaxmem.estimate(step, *made.args, **how)
-    peaks = plain.argument_bytes, plain.peak_bytes, less.peak_bytes, less.sent_bytes
-    return [size / MIB for size in peaks]
+    both = (*size_and_ms(plain, "peak_bytes"), *size_and_ms(less, "peak_bytes"))
+    return plain.argument_bytes / MIB, *both, less.sent_bytes / MIB
 
 
 def draw(found: Sequence[dict[str, str]], path: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ as estimated from the chip's rates.
 """
 
 import jaxmem
-from benchmarks._common import MIB, publish
+from benchmarks._common import MIB, MS, publish, size_and_ms
 from benchmarks.blocks import TARGET, made, matmul_flops
 from benchmarks.budget import MODELS
 from jaxmem.scheduling import BudgetError
@@ -18,6 +18,7 @@ COLUMNS = (
     "model",
     "offload",
     "temp MiB",
+    MS,
     "on the host MiB",
     "recomputes %",
     "recompute ms",
@@ -41,7 +42,7 @@ def row(name: str, offload: bool):
     recompute = 300 * plan.recomputed_flops / matmul_flops(step, *args)
     seconds = next(t.seconds for t in plan.tried if t.choice == plan.choice)
     return (
-        *(name, "yes" if offload else "no", plan.scheduled.temp_bytes / MIB),
+        *(name, "yes" if offload else "no", *size_and_ms(plan.scheduled)),
         *(plan.offloaded_bytes / MIB, recompute, 1e3 * seconds),
     )
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import jax
 
 import jaxmem
-from benchmarks._common import MIB, TOO_LARGE, publish_some
+from benchmarks._common import MIB, MS, TOO_LARGE, publish_some, size_and_ms
 from benchmarks.steps.pod import EXPERT, FSDP, STEPS, TENSOR, mesh_of, step_of
 from benchmarks.steps.tiles import Made
 from jaxmem.cost.equations import flops
@@ -33,9 +33,10 @@ BATCHES = {
 }
 TIMEOUT = 1200.0  # seconds of a compile
 COLUMNS = (
-    *("step", "chip", "devices", "batch", "plain MiB", "sent MiB"),
-    *("checkpoint MiB", "recomputed %", "sent checkpoint MiB"),
-    *("budget", "scheduled MiB", "recomputed scheduled %", "recomputed scheduled s"),
+    *("step", "chip", "devices", "batch", "plain MiB", f"plain: {MS}", "sent MiB"),
+    *("checkpoint MiB", f"checkpoint: {MS}", "recomputed %", "sent checkpoint MiB"),
+    *("budget", "scheduled MiB", f"scheduled: {MS}"),
+    *("recomputed scheduled %", "recomputed scheduled s"),
     *("sent scheduled MiB", "compiles", "search s"),
 )
 
@@ -54,11 +55,11 @@ def estimated(made: Made, chip: str) -> MemoryReport | None:
         return None
 
 
-def cells(report: MemoryReport | None) -> tuple[float | str, float | str]:
-    """MiB of the peak, and MiB sent."""
+def cells(report: MemoryReport | None) -> tuple[float | str, ...]:
+    """MiB of the peak, predicted milliseconds, and MiB sent."""
     if report is None:
-        return TOO_LARGE, ""
-    return report.peak_bytes / MIB, report.sent_bytes / MIB
+        return TOO_LARGE, "", ""
+    return *size_and_ms(report, "peak_bytes"), report.sent_bytes / MIB
 
 
 def row(name: str, chip: str) -> Sequence:
@@ -68,15 +69,15 @@ def row(name: str, chip: str) -> Sequence:
     plain, checkpoint = made(), made(write=jax.checkpoint)
     work, devices = products(plain), mesh_of(way, chip).size
     twice = 100 * (products(checkpoint) / work - 1)
-    peak, sent = cells(estimated(checkpoint, chip))
+    peak, ms, sent = cells(estimated(checkpoint, chip))
     how = {"target": chip, "donate_argnums": plain.donate, "progress": False}
     scheduled = jaxmem.schedule(plain.step, BUDGETS[chip], **how)
     plan = scheduled.plan(*plain.args)
-    found, sent_then = cells(plan.scheduled)
+    *found, sent_then = cells(plan.scheduled)
     more = 100 * devices * plan.recomputed_flops / work
-    asked = BUDGETS[chip], found, more, plan.recomputed_seconds, sent_then
+    asked = BUDGETS[chip], *found, more, plan.recomputed_seconds, sent_then
     search = len(plan.tried), plan.planning_seconds
-    before = *cells(plan.plain), peak, twice, sent
+    before = *cells(plan.plain), peak, ms, twice, sent
     return devices, batch, *before, *asked, *search
 
 

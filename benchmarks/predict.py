@@ -8,7 +8,8 @@
 `jaxmem.scheduling.predict` compiles nothing: its figure is that of the order that XLA
 is expected to take, without copies and workspaces. "off" is of the peak, arguments and
 outputs included; "state" are those, which every order holds: what a prediction may get
-wrong is the rest. What does not fit a TPU v5e is compiled for a v5p.
+wrong is the rest. "predicted ms" is of the compiled step. What does
+not fit a TPU v5e is compiled for a v5p.
 """
 
 import functools
@@ -17,21 +18,22 @@ from collections.abc import Callable, Iterator
 
 from benchmarks._common import (
     MIB,
+    MS,
     TARGETS,
     TOO_LARGE,
-    compiled,
+    compiled_with_ms,
     publish,
     published,
     write,
 )
 from benchmarks.blocks import made
 from benchmarks.latency_hiding import scanned_step
-from benchmarks.models.transformers import zoo
+from benchmarks.models import zoo
 from benchmarks.release import dense_step
 from benchmarks.steps.predict import dense_net, losses, lstm
 from jaxmem.scheduling import predict
 
-COLUMNS = ("step", "target", "state MiB", "predicted MiB", "compiled MiB", "off %")
+COLUMNS = ("step", "target", "state MiB", "predicted MiB", "compiled MiB", MS, "off %")
 
 
 def gradient_of(name: str, policy=None):
@@ -78,28 +80,28 @@ def of_the_zoo() -> Iterator[tuple[str, Callable]]:
 STEPS |= dict(of_the_zoo())
 
 
-def row(name: str, target: str, peak: float | str):
+def row(name: str, target: str, peak: float | str, ms: float | str):
     step, args, donated = STEPS[name]()
     how = {"target": target, "donate_argnums": donated}
     found = predict(step, *args, **how)
     state = (found.argument_bytes + found.output_bytes) / MIB
     whole = found.peak_bytes / MIB
     off = "" if isinstance(peak, str) else 100 * (whole / peak - 1)
-    return name, target, state, whole, peak, off
+    return name, target, state, whole, peak, ms, off
 
 
 def row_of_a_compile(name: str, target: str):
     step, args, donated = STEPS[name]()
     how = {"what": "peak_bytes", "donate_argnums": donated, "timeout": PATIENCE}
-    peak = compiled(step, *args, target=target, **how)
-    if peak == TOO_LARGE and target in LARGER:
+    found = compiled_with_ms(step, *args, target=target, **how)
+    if found[0] == TOO_LARGE and target in LARGER:
         target = LARGER[target]
-        peak = compiled(step, *args, target=target, **how)
-    return row(name, target, peak)
+        found = compiled_with_ms(step, *args, target=target, **how)
+    return row(name, target, *found)
 
 
 def number(cell: str) -> float | str:
-    return cell if cell.startswith("does not") else float(cell)
+    return float(cell) if cell and not cell.startswith("does not") else cell
 
 
 def main() -> None:
@@ -113,7 +115,8 @@ def main() -> None:
     old = [key for key in rows if key[0] in chosen and key[1] in chips]
     new = [(name, target) for target in targets for name in chosen]
     for key in old if anew else new:
-        found = row(*key, number(rows[key][4])) if anew else row_of_a_compile(*key)
+        known = map(number, rows[key][4:6]) if anew else ()
+        found = row(*key, *known) if anew else row_of_a_compile(*key)
         rows[found[:2]] = found
         print(*found, flush=True)
         write("predict", COLUMNS, [*rows.values()])

@@ -24,7 +24,7 @@ import qwix
 from flax import nnx
 
 import jaxmem
-from benchmarks._common import MIB, compiled, publish_some
+from benchmarks._common import MIB, MS, compiled, compiled_with_ms, publish_some
 from benchmarks.models.foreign import Size, cross_entropy, tokens
 from benchmarks.models.foreign_tunix import FAMILIES, Family
 from benchmarks.models.frozen import LlamaConfig, LlamaLayer, Stack
@@ -42,7 +42,7 @@ VARIANTS = ("plain", "substituted", "scheduled", "both")
 COLUMNS = (
     *("model", "base", "arguments (MiB)", "wide, plain (MiB)"),
     "wide, substituted (MiB)",
-    *(f"temp {variant} (MiB)" for variant in VARIANTS),
+    *(column for how in VARIANTS for column in (f"temp {how} (MiB)", f"{how}: {MS}")),
 )
 OPTIMIZER = optax.adam(1e-3)
 
@@ -194,7 +194,8 @@ def measure(model: str, base: str) -> list[float | str]:
     how: dict[str, Any] = {"target": TARGET}
     steps = [(wrapped(v, problem.of(v)[0]), *arguments(problem, v)) for v in VARIANTS]
     given = compiled(*steps[0], what="argument_bytes", **how)
-    return [given, *found, *(compiled(*s, what="temp_bytes", **how) for s in steps)]
+    both = (compiled_with_ms(*step, what="temp_bytes", **how) for step in steps)
+    return [given, *found, *(cell for pair in both for cell in pair)]
 
 
 def main() -> None:

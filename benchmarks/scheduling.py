@@ -34,7 +34,7 @@ from benchmarks._common import (
     published,
     write,
 )
-from benchmarks.models.transformers import zoo
+from benchmarks.models import zoo
 from benchmarks.readings.eager import every_equation
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ir.graph import by_shape

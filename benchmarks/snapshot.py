@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks.models.transformers import BertConfig, StackConfig, zoo
-from benchmarks.models.transformers import foreign as foreign_models
+from benchmarks.models import foreign as foreign_models
+from benchmarks.models import zoo
+from benchmarks.models.transformers import BertConfig, StackConfig
 from benchmarks.models.zoo_transformers import GPT2, Llama, MaskedBert
 
 SDS = jax.ShapeDtypeStruct

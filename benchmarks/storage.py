@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks import bert
-from benchmarks._common import MIB, publish_some
-from benchmarks.models.transformers import Bert, BertConfig, scans
+from benchmarks._common import MS, publish_some, size_and_ms
+from benchmarks.models import scans
+from benchmarks.models.transformers import Bert, BertConfig
 from jaxmem import ops
 from jaxmem.ops.codes.stored import sharing
 
@@ -122,17 +123,17 @@ STACKS = {
 }
 
 
-def temp(step, args) -> float:
-    return jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
+def temp_and_ms(step, args) -> tuple[float, float]:
+    return size_and_ms(jaxmem.estimate(step, *args, target=TARGET))
 
 
 def main() -> None:
     rows = {
-        (stack, name): lambda step=step, args=args: (temp(step, args),)
+        (stack, name): lambda step=step, args=args: temp_and_ms(step, args)
         for stack, cases in STACKS.items()
         for name, step, args in cases()
     }
-    publish_some("storage", ("stack", "kept", "temp MiB"), rows, sys.argv[1:])
+    publish_some("storage", ("stack", "kept", "temp MiB", MS), rows, sys.argv[1:])
 
 
 if __name__ == "__main__":

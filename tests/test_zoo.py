@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.models.transformers import StackConfig, zoo
+from benchmarks.models import zoo
+from benchmarks.models.transformers import StackConfig
 from benchmarks.models.zoo_transformers import GPT2
 from benchmarks.readings.eager import every_equation
 from jaxmem.ir import jaxprs as _jaxpr

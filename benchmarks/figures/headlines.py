@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.figures.rows import Row, figures, row, rows, table
+from benchmarks.figures.rows import VERSION, Row, figures, row, rows, table
 
 BEST = 5
+FAR = 0.05  # off the older jax
 
 
 class Line(NamedTuple):
@@ -14,7 +15,8 @@ class Line(NamedTuple):
     Attributes:
       source, claim: of whom, and what.
       theirs: the published figures with their unit; empty if there are none.
-      ours: likewise.
+      ours: likewise, with those of the older jax where they are far off.
+      ms: predicted milliseconds of both steps of ours, and how many times as long.
       published, gain: how many times less, or more; None without figures.
       work, differs, link: as in the file.
     """
@@ -23,6 +25,7 @@ class Line(NamedTuple):
     claim: str
     theirs: str
     ours: str
+    ms: str
     published: float | None
     gain: float | None
     work: str
@@ -44,10 +47,36 @@ def _line(r: Row) -> Line:
     return Line(
         *(r["source"], r["claim"]),
         _pair(r["published before"], r["published after"], r["published unit"]),
-        _pair(r["plain"], r["jaxmem"], r["unit"]),
+        *(_beside_older(r), _ms(r)),
         *(number("published gain"), number("gain")),
         *(r["work"], r["differs"], r["link"]),
     )
+
+
+def _beside_older(r: Row) -> str:
+    """Ours, and in brackets that of the older jax where it is more than 5 % off."""
+    sides = ("plain", "jaxmem")
+    new, old = ([x[side] for side in sides] for x in (r, _older(r)))
+    shown = _pair(*new, r["unit"])
+    pairs = zip(old, new, strict=True)
+    if all(new) and any(abs(float(x) / float(y) - 1) > FAR for x, y in pairs):
+        return f"{shown} ({_pair(*old, '').strip()})"
+    return shown
+
+
+def _older(r: Row) -> Row:
+    """The same claim in the older file; the row itself if it is not there."""
+    same = lambda o: all(o[key] == r[key] for key in ("source", "claim", "unit"))
+    return next(filter(same, rows("headlines", VERSION)), r)
+
+
+def _ms(r: Row) -> str:
+    """Both steps' milliseconds; none where a row is of no step, or of two chips."""
+    cells = [r.get(f"{side}: predicted ms") for side in ("plain", "jaxmem")]
+    if not all(cells):
+        return ""
+    before, after = map(float, cells)
+    return f"{_shown(before)} → {_shown(after)} ({after / before:.2f}x)"
 
 
 def _pair(before: str, after: str, unit: str) -> str:
@@ -68,16 +97,22 @@ def _times(gain: float | None) -> str:
 def _cells(line: Line, number: int) -> Sequence[str]:
     source = f"[{line.source}]({line.link})"
     gains = _times(line.published), _times(line.gain)
-    return source, line.claim, line.theirs, line.ours, *gains, str(number)
+    return source, line.claim, line.theirs, line.ours, line.ms, *gains, str(number)
 
 
 @figures("headlines")
 def headlines() -> str:
     head = (
-        *("of", "claim", "published", "plain → jaxmem"),
+        *("of", "claim", "published", "plain → jaxmem", "predicted ms"),
         *("published gain", "gain of jaxmem", "note"),
     )
-    cells = [_cells(line, n) for n, line in enumerate(lines(), 1)]
+    return _used(head, [_cells(line, n) for n, line in enumerate(lines(), 1)])
+
+
+def _used(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A table without empty columns: an older file has no milliseconds."""
+    columns = zip(head, *cells, strict=True)
+    head, *cells = zip(*(c for c in columns if any(c[1:])), strict=True)
     return table(head, cells)
 
 
@@ -101,10 +136,15 @@ def count() -> str:
 
 @figures("headlines, replay")
 def replay() -> str:
-    """Bytes of the LSTM that is replayed through time."""
+    """Bytes and time of the LSTM that is replayed through time."""
     found = row("headlines", {"source": "Memformer"})
-    before, after = (_shown(float(found[name])) for name in ("plain", "jaxmem"))
-    return f"{before} to {after} {found['unit']}"
+    joined = lambda cells: " to ".join(_shown(float(x)) for x in cells)
+    sizes, ms = (
+        [found.get(f"{side}{column}") for side in ("plain", "jaxmem")]
+        for column in ("", ": predicted ms")
+    )
+    took = f", in {joined(ms)} predicted ms" if all(ms) else ""
+    return f"{joined(sizes)} {found['unit']}{took}"
 
 
 def _ranked() -> list[Line]:
@@ -123,15 +163,16 @@ def readme() -> str:
         "published claim",
         "published",
         "plain → jaxmem",
+        "predicted ms",
         "published gain",
         "gain of jaxmem",
     )
-    return table(
+    return _used(
         head,
         [
             (
                 f"[{x.source}]({x.link}): {x.claim}",
-                *(x.theirs, x.ours, _times(x.published), _times(x.gain)),
+                *(x.theirs, x.ours, x.ms, _times(x.published), _times(x.gain)),
             )
             for x in chosen
         ],

@@ -80,6 +80,12 @@ def with_older(new: Row, old: Row, columns: Mapping[str, str]) -> str:
     return f"{shown(now)} ({shown(then)})" if far else shown(now)
 
 
+def of_ms(name: str) -> str:
+    """What a heading says besides where the file has predicted milliseconds."""
+    columns = rows(name)[0]
+    return " / predicted ms" if any("predicted ms" in c for c in columns) else ""
+
+
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
     rule = "|" + "---|" * len(head)

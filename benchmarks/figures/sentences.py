@@ -16,17 +16,6 @@ def constant(name: str, render: Callable[..., str], *args) -> None:
 # -- single cells
 
 CELLS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
-    "storage, a chain": ("storage", "temp MiB", {"kept": "a chain, plain"}),
-    "storage, its derivative": (
-        "storage",
-        "temp MiB",
-        {"kept": "the chain by elementwise"},
-    ),
-    "storage, its derivative in 8 bits": (
-        "storage",
-        "temp MiB",
-        {"kept": "the chain by elementwise, 8 bits"},
-    ),
     "batch, plain": ("batch", "largest batch", {"step": "plain"}),
     "batch, substituted": ("batch", "largest batch", {"step": "substituted"}),
     "batch, scheduled": ("batch", "largest batch", {"step": "substituted, schedule"}),
@@ -38,6 +27,21 @@ CELLS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
 }
 for _name, _cell in CELLS.items():
     constant(_name, whole, *_cell)
+
+
+def chain(kept: str) -> str:
+    """MiB and predicted milliseconds of an MLP with a chain of elementwise steps."""
+    r = row("storage", {"kept": kept})
+    return f"{float(r['temp MiB']):,.0f} MiB in {float(r['predicted ms']):.1f} ms"
+
+
+CHAINS = {
+    "storage, a chain": "a chain, plain",
+    "storage, its derivative": "the chain by elementwise",
+    "storage, its derivative in 8 bits": "the chain by elementwise, 8 bits",
+}
+for _name, _kept in CHAINS.items():
+    constant(_name, chain, _kept)
 
 
 def attention(chip: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from benchmarks.figures.results import NAMES
 from benchmarks.figures.rows import (
     NEWEST,
+    TEMP_AND_MS,
     VERSION,
     Row,
     beside_older,
@@ -14,16 +15,22 @@ from benchmarks.figures.rows import (
     rows,
     table,
     value,
-    whole,
 )
 from pallas_kernels.chips import AMPERE, GPUS
 
 TWO_CHIPS = ("h100", "tpu-v5e")
 
 
-def of_both(name: str, column: str, where: Mapping[str, str]) -> list[str]:
-    """A figure on either chip."""
-    return [whole(name, column, {**where, "target": chip}) for chip in TWO_CHIPS]
+def of_both(name: str, where: Mapping[str, str]) -> list[str]:
+    """MiB of temporaries / predicted ms on either chip."""
+    return [
+        beside_older(name, TEMP_AND_MS, {**where, "target": chip}) for chip in TWO_CHIPS
+    ]
+
+
+def sizes_and_ms(ways: Mapping[str, str]) -> list[dict[str, str]]:
+    """The columns of a cell, and how they are written: a column of bytes -> its ms."""
+    return [{size: ",.0f", ms: ",.1f"} for size, ms in ways.items()]
 
 
 @figures("depth")
@@ -59,13 +66,14 @@ def cross_entropy() -> str:
         "`accumulator_dtype=bfloat16`": "the same, bfloat16 accumulator",
     }
     lines = [
-        (title, *of_both("cross_entropy", "temp MiB", {"loss": loss}))
+        (title, *of_both("cross_entropy", {"loss": loss}))
         for title, loss in variants.items()
     ]
     kernels = {"loss": "the same, kernels", "target": "tpu-v5e"}
-    by_kernels = whole("cross_entropy", "temp MiB", kernels)
+    by_kernels = beside_older("cross_entropy", TEMP_AND_MS, kernels)
     lines.append(('`implementation="pallas"`', "no kernel", by_kernels))
-    return table(("", "H100", "TPU v5e"), lines)
+    heads = (f"{chip}, MiB / predicted ms" for chip in ("H100", "TPU v5e"))
+    return table(("", *heads), lines)
 
 
 @figures("few bits, bytes")
@@ -77,10 +85,11 @@ def few_bit_bytes() -> str:
     variants |= {f"`gelu(x, save={n})`": f"gelu, save={n}" for n in (4, 3, 2)}
     title = "eight layers x → gelu(x W) V in a scan, V frozen, 4096 tokens, 1024 → 4096"
     lines = [
-        (title, *of_both("fewbit-scan", "temp MiB", {"activation": variant}))
+        (title, *of_both("fewbit-scan", {"activation": variant}))
         for title, variant in variants.items()
     ]
-    return table((f"{title}, bfloat16", "H100, MiB", "TPU v5e, MiB"), lines)
+    heads = (f"{chip}, MiB / predicted ms" for chip in ("H100", "TPU v5e"))
+    return table((f"{title}, bfloat16", *heads), lines)
 
 
 @figures("few bits, errors")
@@ -127,14 +136,16 @@ def sampled_training() -> str:
 
 @figures("storage, bytes")
 def storage_bytes() -> str:
-    mib = functools.partial(whole, "storage", "temp MiB")
-    bert = lambda kept: mib({"stack": "BERT-Large", "kept": kept})
-    norm = lambda kept: mib({"stack": "norm and dense", "kept": kept})
+    both = functools.partial(beside_older, "storage", TEMP_AND_MS)
+    bert = lambda kept: both({"stack": "BERT-Large", "kept": kept})
+    norm = lambda kept: both({"stack": "norm and dense", "kept": kept})
     outputs = "outputs (exact but for rounding)", bert("outputs"), norm("save=output")
     blocks = "8 bits in blocks of 256", bert("8 bits, blocks of 256"), ""
     eight, four = ((w, bert(w), norm(w)) for w in ("8 bits", "4 bits"))
-    head = ("kept", "BERT-Large", "norm and dense")
-    return table(head, (outputs, eight, blocks, four))
+    head = (
+        f"{stack}: MiB / predicted ms" for stack in ("BERT-Large", "norm and dense")
+    )
+    return table(("kept", *head), (outputs, eight, blocks, four))
 
 
 @figures("sampled, bytes")
@@ -150,22 +161,23 @@ def sampled_bytes() -> str:
     }
     stack = {"stack": "sampled MLP"}
     lines = [
-        (title, whole("storage", "temp MiB", {**stack, "kept": kept}))
+        (title, beside_older("storage", TEMP_AND_MS, {**stack, "kept": kept}))
         for title, kept in variants.items()
     ]
-    return table(("activation and layers", "H100, MiB"), lines)
+    return table(("activation and layers", "H100, MiB / predicted ms"), lines)
+
+
+PART = ("model", "gradients of")
 
 
 def of_parts(name: str) -> str:
     """Plain / substituted, a row a part that is trained, a column a model."""
     models = list(dict.fromkeys(r["model"] for r in rows(name)))
     lines = {r["gradients of"]: [""] * len(models) for r in rows(name)}
+    both = {f"{variant}, MiB": ",.0f" for variant in ("plain", "substituted")}
     for r in rows(name):
-        both = (
-            f"{float(r[f'{variant}, MiB']):,.0f}"
-            for variant in ("plain", "substituted")
-        )
-        lines[r["gradients of"]][models.index(r["model"])] = " / ".join(both)
+        cell = beside_older(name, both, {key: r[key] for key in PART})
+        lines[r["gradients of"]][models.index(r["model"])] = cell
     cells = [[part, *figures] for part, figures in lines.items()]
     return table(("gradients of", *models), cells)
 
@@ -183,14 +195,15 @@ def frozen_compiled() -> str:
 @figures("frozen, peaks")
 def frozen_peaks() -> str:
     """A row for each model and part: plain, substituted, and scheduled besides."""
-    found = rows("frozen_h100")
-    columns = [c for c in found[0] if c.endswith("peak MiB")]
-    head = ("model", "gradients of", *(c.removesuffix(", peak MiB") for c in columns))
-    line = lambda r: [
-        *(r[c] for c in head[:2]),
-        *(f"{float(r[c]):,.0f}" for c in columns),
-    ]
-    return table(head, map(line, found))
+    ways = ("plain", "substituted", "scheduled too")
+    columns = sizes_and_ms({f"{w}, peak MiB": f"{w}: predicted ms" for w in ways})
+
+    def line(r: Row) -> list[str]:
+        where = {key: r[key] for key in PART}
+        cells = (beside_older("frozen_h100", pair, where) for pair in columns)
+        return [*where.values(), *cells]
+
+    return table((*PART, *ways), map(line, rows("frozen_h100")))
 
 
 @figures("frozen, left")
@@ -204,14 +217,19 @@ def frozen_left() -> str:
 
 @figures("quantized base")
 def quantized_base() -> str:
-    """A row for each model and base, in whole MiB."""
-    found = rows("quantized_base")
+    """A row for each model and base, in whole MiB, with the predicted ms of steps."""
     kept = ("wide, plain (MiB)", "wide, substituted (MiB)")
     steps = ("plain", "substituted", "scheduled", "both")
-    names = ("arguments (MiB)", *kept, *(f"temp {step} (MiB)" for step in steps))
+    sizes: list[dict[str, str]] = [{c: ",.0f"} for c in ("arguments (MiB)", *kept)]
+    sizes += sizes_and_ms({f"temp {s} (MiB)": f"{s}: predicted ms" for s in steps})
     head = ("model", "base", "arguments", "kept, plain", "kept, substituted", *steps)
-    line = lambda r: [r["model"], r["base"], *(f"{float(r[n]):,.0f}" for n in names)]
-    return table(head, map(line, found))
+
+    def line(r: Row) -> list[str]:
+        where = {key: r[key] for key in ("model", "base")}
+        cells = (beside_older("quantized_base", size, where) for size in sizes)
+        return [*where.values(), *cells]
+
+    return table(head, map(line, rows("quantized_base")))
 
 
 @figures("kernels")
@@ -304,20 +322,20 @@ def far(compiled: list[Row]) -> str:
 
 @figures("foreign")
 def foreign() -> str:
-    variants = ("plain", "substituted", "scheduled", "both")
-
-    def cell(text: str) -> str:
-        return f"{float(text):,.1f}" if text.replace(".", "").isdigit() else text
-
-    lines = [
-        (
-            r["library"],
-            r["family"],
-            *(cell(r[f"{variant} (MiB)"]) for variant in variants),
-        )
-        for r in rows("foreign")
+    variants, keys = (
+        ("plain", "substituted", "scheduled", "both"),
+        ("library", "family"),
+    )
+    pairs = [
+        {f"{variant} (MiB)": ",.1f", f"{variant}: predicted ms": ",.2f"}
+        for variant in variants
     ]
-    return table(("library", "family", *variants), lines)
+
+    def line(r: Row) -> list[str]:
+        where = {key: r[key] for key in keys}
+        return [*where.values(), *(beside_older("foreign", p, where) for p in pairs)]
+
+    return table((*keys, *variants), map(line, rows("foreign")))
 
 
 @figures("foreign_batches")
@@ -345,12 +363,16 @@ def largest_batches() -> str:
 
 @figures("foreign_budgets")
 def within_budgets() -> str:
-    """A line a model and a chip."""
+    """A line a model and a chip: GiB, with the predicted ms of steps."""
     columns = ("arguments", "plain", "substituted", "budget", "scheduled")
-    short = lambda text: f"{float(text):.1f}" if text else ""
+    pairs = [
+        {f"{column} (GiB)": ",.1f", f"{column}: predicted ms": ",.0f"}
+        for column in columns
+    ]
 
     def line(r: Row) -> list[str]:
-        sizes = [short(r[f"{column} (GiB)"]) for column in columns]
+        where = {key: r[key] for key in ("library", "model", "chip")}
+        sizes = [beside_older("foreign_budgets", pair, where) for pair in pairs]
         if r["fits"] != "yes":
             sizes[-1] = f"{r['fits']} {sizes[-1]}".strip()
         sizes[3] += f" ({r['of the temporaries']})"

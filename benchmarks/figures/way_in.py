@@ -18,6 +18,14 @@ figures("picture, before")(functools.partial(gib, "peak MiB", "plain"))
 figures("picture, after")(functools.partial(gib, "peak MiB", "substituted, schedule"))
 
 
+@figures("picture, ms")
+def picture_ms() -> str:
+    """The predicted time of both steps."""
+    steps = ("plain", "substituted, schedule")
+    ms = [value("before_after", "predicted ms", {"step": step}) for step in steps]
+    return " to ".join(f"{x:.0f}" for x in ms) + " ms"
+
+
 def from_to(
     name: str, column: str, before: Mapping[str, str], after: Mapping[str, str]
 ) -> str:
@@ -119,11 +127,12 @@ def _batch() -> tuple[str, str, str]:
 
 def _frozen() -> tuple[str, str, str]:
     r = row("frozen_h100", {"model": "ResNet-101", "gradients of": "input alone"})
-    both = " → ".join(
-        f"{float(r[f'{way}, MiB']):,.0f}" for way in ("plain", "substituted")
+    both = (
+        [r.get(f"{way}{column}") for way in ("plain", "substituted")]
+        for column in (", MiB", ": predicted ms")
     )
     cost = "rounding; no gradients and no moments exist for the frozen part"
-    example = f"ResNet-101 whose weights are frozen: {both} MiB"
+    example = f"ResNet-101 whose weights are frozen: {_less(*both)}"
     call = '`jaxmem.trainable(params, ["**/lora_*"])`, and `substitute`'
     return call, cost, example
 

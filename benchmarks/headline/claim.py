@@ -8,9 +8,11 @@ is other in ours.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from benchmarks._common import MS
 from benchmarks.figures.rows import row
 
-Pair = tuple[float, float]
+Side = tuple[float, float | None]  # bytes or a count, and predicted ms of a step
+Pair = tuple[Side, Side]
 NO_DEVICE = "No step was timed on a GPU or TPU."
 
 
@@ -23,12 +25,15 @@ class Measured:
       before: as anyone writes it in JAX.
       after: with jaxmem.
       commit: at which they were measured, if not now.
+      ms: predicted milliseconds of a step, before and after; None: it is of no step, or
+        of steps on two chips.
     """
 
     unit: str
     before: float
     after: float
     commit: str = ""
+    ms: tuple[float | None, float | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,12 @@ class Claim:
 
 def compiled(unit: str, run: Callable[..., Pair], *args) -> Callable[[], Measured]:
     """Both sides by compiling them now."""
-    return lambda: Measured(unit, *run(*args))
+
+    def measure() -> Measured:
+        sizes, ms = zip(*run(*args), strict=True)
+        return Measured(unit, *sizes, ms=ms)
+
+    return measure
 
 
 def of_file(
@@ -82,15 +92,23 @@ def of_file(
     before: Mapping[str, str],
     after: Mapping[str, str],
     after_column: str | None = None,
+    ms: tuple[str, str] | None = None,
 ) -> Callable[[], Measured]:
-    """Both sides from a file of results/, which its own command wrote."""
+    """Both sides from a file of results/, which its own command wrote.
+
+    `ms`: its columns of predicted milliseconds, before and after; files of an older jax
+    do not have them.
+    """
 
     def measure() -> Measured:
         first, last = row(name, before), row(name, after)
         figures = float(first[column]), float(last[after_column or column])
-        return Measured(unit, *figures, last["commit"])
+        columns = zip((first, last), ms or ("", ""), strict=True)
+        took = (float(r[column]) if r.get(column) else None for r, column in columns)
+        return Measured(unit, *figures, last["commit"], tuple(took))
 
     return measure
 
 
 ARXIV = "https://arxiv.org/abs/"
+BOTH_MS = (MS, MS)  # of files that have a row for each side

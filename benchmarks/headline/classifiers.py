@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.headline.claim import Pair
+from benchmarks.headline.claim import Pair, Side
 from benchmarks.headline.measured import SDS, peak
 from benchmarks.headline.models import (
     ImageClassifier,
@@ -20,11 +20,11 @@ from jaxmem.nn import linen
 # -- text
 
 
-def parts_of_text(parts: Parts, batch: int) -> float:
+def parts_of_text(parts: Parts, batch: int) -> Side:
     return peak(TextClassifier(Sizes(), parts), _tokens(batch), "a100")
 
 
-def lean_text(batch: int, parts: Parts | None = None, **how) -> float:
+def lean_text(batch: int, parts: Parts | None = None, **how) -> Side:
     """Substituted and scheduled."""
     model = jaxmem.substitute(TextClassifier(Sizes(), parts or Parts()), **how)
     return peak(model, _tokens(batch), "a100", scheduled=True)
@@ -65,11 +65,11 @@ def winner_take_all() -> Pair:
 # -- images
 
 
-def parts_of_image(parts: Parts, batch: int, scheduled: bool = False) -> float:
+def parts_of_image(parts: Parts, batch: int, scheduled: bool = False) -> Side:
     return peak(ImageClassifier(parts=parts), _images(batch), "a100", scheduled)
 
 
-def lean_image(batch: int, **how) -> float:
+def lean_image(batch: int, **how) -> Side:
     """Substituted and scheduled."""
     model = jaxmem.substitute(ImageClassifier(parts=Parts()), **how)
     return peak(model, _images(batch), "a100", scheduled=True)

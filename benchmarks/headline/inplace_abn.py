@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB
-from benchmarks.headline.claim import Pair
+from benchmarks._common import MIB, size_and_ms
+from benchmarks.headline.claim import Pair, Side
 from benchmarks.headline.measured import SDS, estimated
 from benchmarks.headline.models import (
     LeakyResNet,
 )
-from benchmarks.models.transformers import zoo
+from benchmarks.models import zoo
 from jaxmem.nn import linen
 
 
@@ -57,13 +57,13 @@ def inplace_abn_kept() -> Pair:
         args = params, statistics, images
         return jaxmem.residuals(loss, *args, argnums=0).total_bytes / MIB
 
-    return kept(None), kept(in_place)
+    return (kept(None), None), (kept(in_place), None)
 
 
 def inplace_abn_compiled() -> Pair:
-    def temp(normed, scheduled: bool) -> float:
+    def temp(normed, scheduled: bool) -> Side:
         gradient, args = resnet_gradient(normed)
         how = {"target": "h100", "donate": (), "scheduled": scheduled}
-        return estimated(gradient, *args, **how).temp_bytes / MIB
+        return size_and_ms(estimated(gradient, *args, **how))
 
     return temp(None, False), temp(in_place, True)

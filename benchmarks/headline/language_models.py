@@ -9,16 +9,11 @@ import optax
 
 import jaxmem
 from benchmarks import accumulation
-from benchmarks._common import MIB
-from benchmarks.headline.claim import Pair
+from benchmarks._common import milliseconds, size_and_ms
+from benchmarks.headline.claim import Pair, Side
 from benchmarks.headline.measured import ADAMW, SDS, estimated
-from benchmarks.models.transformers import (
-    Bert,
-    BertConfig,
-    Layer,
-    abstract_params,
-    zoo,
-)
+from benchmarks.models import zoo
+from benchmarks.models.transformers import Bert, BertConfig, Layer, abstract_params
 from benchmarks.models.zoo_transformers import Llama
 from benchmarks.release import KEY, adam_step
 from benchmarks.steps.pod import FSDP, Model
@@ -33,9 +28,10 @@ def bert_large(batch: int, target: str) -> Pair:
     tokens = SDS((batch, 512), jnp.int32)
     plain = Bert(BertConfig())
 
-    def of(model) -> float:
+    def of(model) -> Side:
         step, (state, *_) = adam_step(model)
-        return estimated(step, state, tokens, KEY, target=target).peak_bytes / MIB
+        found = estimated(step, state, tokens, KEY, target=target)
+        return size_and_ms(found, "peak_bytes")
 
     return of(plain), of(jaxmem.substitute(plain))
 
@@ -77,7 +73,7 @@ def deepest_models(target: str = "h100", gib: float = 78) -> Pair:
             abstract_params(Bert(BertConfig(layers=n)), accumulation.TOKENS)
         )
     )
-    plain, own = (count(n) / 1e6 for n in layers)
+    plain, own = ((count(n) / 1e6, None) for n in layers)
     return plain, own
 
 
@@ -96,10 +92,10 @@ def gemma_head() -> Pair:
 
     own = functools.partial(ops.linear_cross_entropy, softcap=30.0)
 
-    def megabytes(loss) -> float:
+    def megabytes(loss) -> Side:
         gradient = jax.value_and_grad(loss, (0, 1))
         found = estimated(gradient, x, kernel, labels, target="a100", donate=())
-        return (found.temp_bytes + found.output_bytes) / 1e6
+        return (found.temp_bytes + found.output_bytes) / 1e6, milliseconds(found)
 
     return megabytes(capped), megabytes(own)
 
@@ -123,12 +119,12 @@ def liger() -> Pair:
     plain = made(write=jax.checkpoint)
     own = made(write=lambda layer: jax.checkpoint(jaxmem.substitute(layer)))
     args = jax.tree.map(narrow, plain.args)
-    before = estimated(plain.step, *args, target="a100").peak_bytes
+    before = estimated(plain.step, *args, target="a100")
     how = {"target": "a100", "donate_argnums": 0}
-    step = jaxmem.schedule(own.step, int(0.55 * before), **how)
+    step = jaxmem.schedule(own.step, int(0.55 * before.peak_bytes), **how)
     found = step.plan(*args).scheduled
     assert found is not None
-    return before / MIB, found.peak_bytes / MIB
+    return size_and_ms(before, "peak_bytes"), size_and_ms(found, "peak_bytes")
 
 
 def flash_optim() -> Pair:
@@ -138,13 +134,14 @@ def flash_optim() -> Pair:
     tokens = SDS((1, 2048), jnp.int32)
     labels, target = tokens, "b200"
 
-    def gib(tx, dtype, scheduled) -> float:
+    def gib(tx, dtype, scheduled) -> Side:
         (params, statistics, _), _ = zoo.abstract(model, tokens, optax.identity())
         params = jax.tree.map(lambda p: SDS(p.shape, dtype), params)
         state = params, statistics, abstract_state(tx, params)
         args = state, tokens, labels, zoo.KEY
         how = {"target": target, "scheduled": scheduled}
-        return estimated(zoo.train_step(model, tx), *args, **how).peak_bytes / 2**30
+        found = estimated(zoo.train_step(model, tx), *args, **how)
+        return found.peak_bytes / 2**30, milliseconds(found)
 
     own = split_master(adamw(1e-4, bits=8))
     return gib(ADAMW, jnp.float32, False), gib(own, jnp.bfloat16, True)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB
-from benchmarks.models.transformers import zoo
+from benchmarks._common import size_and_ms
+from benchmarks.headline.claim import Side
+from benchmarks.models import zoo
 
 SDS = jax.ShapeDtypeStruct
 ADAMW = optax.adamw(1e-4)
@@ -30,10 +31,11 @@ def estimated(step: Callable, *args, target: str, donate=(0,), scheduled=False):
     return jaxmem.estimate(step, *args, **how, timeout=TIMEOUT)
 
 
-def peak(model: nn.Module, inputs, target: str, scheduled: bool = False) -> float:
+def peak(model: nn.Module, inputs, target: str, scheduled: bool = False) -> Side:
     """Of an AdamW step on the mean cross entropy of classes."""
     state, logits = zoo.abstract(model, inputs, ADAMW)
     labels = SDS(logits.shape[:-1], jnp.int32)
     step = zoo.train_step(model, ADAMW)
     args = state, inputs, labels, zoo.KEY
-    return estimated(step, *args, target=target, scheduled=scheduled).peak_bytes / MIB
+    report = estimated(step, *args, target=target, scheduled=scheduled)
+    return size_and_ms(report, "peak_bytes")

@@ -3,6 +3,7 @@
 from benchmarks.headline import classifiers, inplace_abn, language_models, parts
 from benchmarks.headline.claim import (
     ARXIV,
+    BOTH_MS,
     NO_DEVICE,
     Claim,
     compiled,
@@ -109,6 +110,7 @@ ACTIVATIONS: tuple[Claim, ...] = (
             *("MiB", "storage", "temp MiB"),
             {"kept": "a chain, plain"},
             {"kept": "the chain by elementwise"},
+            ms=BOTH_MS,
         ),
     ),
     Claim(

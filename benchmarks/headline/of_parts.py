@@ -1,5 +1,6 @@
 """Claims of gradients of a part of the parameters."""
 
+from benchmarks._common import MS
 from benchmarks.headline import parts
 from benchmarks.headline.claim import (
     ARXIV,
@@ -15,12 +16,13 @@ def lora(model: str, work: str) -> Claim:
     """Adapters in every dense layer: plain Flax, and substituted and scheduled."""
     at = {"model": model, "gradients of": "LoRA"}
     peaks = "plain, peak MiB", "scheduled too, peak MiB"
+    ms = f"plain: {MS}", f"scheduled too: {MS}"
     return Claim(
         *("selective differentiation", SELECTIVE, f"LoRA in {model}"),
         *("", None, None),
         f"rank 16, {work}, peak of an H100: substituted, scheduled",
         "No bytes of LoRA are published there. Full training takes more.",
-        of_file("MiB", "frozen_h100", peaks[0], at, at, peaks[1]),
+        of_file("MiB", "frozen_h100", peaks[0], at, at, peaks[1], ms=ms),
     )
 
 
@@ -34,6 +36,7 @@ PARTS: tuple[Claim, ...] = (
             *("MiB", "frozen_h100", "plain, MiB"),
             *[{"model": "ResNet-101", "gradients of": "input alone"}] * 2,
             "substituted, MiB",
+            ms=(f"plain: {MS}", f"substituted: {MS}"),
         ),
     ),
     Claim(

@@ -10,21 +10,21 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB
-from benchmarks.headline.claim import Pair
+from benchmarks._common import size_and_ms
+from benchmarks.headline.claim import Pair, Side
 from benchmarks.headline.measured import SDS, estimated
 from benchmarks.headline.models import (
     T5,
     LlamaBlocks,
     LlamaParts,
 )
+from benchmarks.models import frozen as frozen_models
 from benchmarks.models.transformers import (
     LLAMA_1B,
     StackConfig,
     abstract_params,
     mean_square,
 )
-from benchmarks.models.transformers import frozen as frozen_models
 from benchmarks.release import KEY
 from jaxmem.nn import linen
 
@@ -52,7 +52,8 @@ def part_gradient(model: nn.Module, x, wanted: Callable, narrow: bool):
         return jaxmem.value_and_grad(loss)(trained, frozen, x, labels, key)
 
     args = trained, frozen, x, SDS(x.shape[:-1], jnp.int32), KEY
-    return estimated(gradient, *args, target="h100", donate=()).peak_bytes / MIB
+    found = estimated(gradient, *args, target="h100", donate=())
+    return size_and_ms(found, "peak_bytes")
 
 
 def norms(path: str, leaf) -> bool:
@@ -90,7 +91,7 @@ def projected(name: str) -> Any:
 def velora() -> Pair:
     """Temporaries of the loss gradient after `substitute`, with and without VeLoRA."""
 
-    def temp(parts: LlamaParts) -> float:
+    def temp(parts: LlamaParts) -> Side:
         model = jaxmem.substitute(LlamaBlocks(LLAMA_1B, parts), activations="input")
         x = SDS((2, 2048, LLAMA_1B.width), jnp.bfloat16)
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
@@ -103,7 +104,7 @@ def velora() -> Pair:
 
         gradient = jax.grad(loss)
         found = estimated(gradient, params, variables, x, target="h100", donate=())
-        return found.temp_bytes / MIB
+        return size_and_ms(found)
 
     return temp(LlamaParts()), temp(LlamaParts(projected))
 
@@ -118,7 +119,7 @@ def late_half() -> Pair:
     plain = frozen_models.Stack(config, frozen_models.EncoderLayer)
     params = abstract_params(plain, x)
 
-    def temp(model, wanted) -> float:
+    def temp(model, wanted) -> Side:
         trained, frozen = jaxmem.trainable(params, wanted)
         loss = lambda params, x: mean_square(model)(params, x, jax.random.key(0))
 
@@ -127,7 +128,7 @@ def late_half() -> Pair:
 
         args = trained, frozen, x
         how = {"target": "h100", "donate": (), "scheduled": model is not plain}
-        return estimated(gradient, *args, **how).temp_bytes / MIB
+        return size_and_ms(estimated(gradient, *args, **how))
 
     late = [f"layer_{number}" for number in range(6, 12)]
     return temp(plain, everything), temp(jaxmem.substitute(plain), late)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB
+from benchmarks._common import size_and_ms
 from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import SDS
 
@@ -48,4 +48,7 @@ def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
 def replay(budget: str = "620MiB") -> Pair:
     step, args = lstm_step()
     plan = jaxmem.schedule(step, budget, target="h100", donate_argnums=0).plan(*args)
-    return plan.plain.peak_bytes / MIB, plan.scheduled.peak_bytes / MIB
+    before, after = (
+        size_and_ms(report, "peak_bytes") for report in (plan.plain, plan.scheduled)
+    )
+    return before, after

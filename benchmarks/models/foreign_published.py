@@ -12,14 +12,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.models.foreign import Model, Size
-from benchmarks.models.transformers import (
+from benchmarks.models import (
     foreign_equinox,
     foreign_haiku,
     foreign_lora,
     foreign_transformers,
 )
-from benchmarks.models.transformers import foreign_tunix as tunix_models
+from benchmarks.models import foreign_tunix as tunix_models
+from benchmarks.models.foreign import Model, Size
 
 _FAMILIES = foreign_transformers.FAMILIES
 BF16, F32 = "bfloat16", "float32"

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jaxmem
+from benchmarks.models import context as context_models
+from benchmarks.models import moe as moe_models
+from benchmarks.models import pipeline as pipeline_model
 from benchmarks.models.parallel import REAL, Model, made
-from benchmarks.models.transformers import context as context_models
-from benchmarks.models.transformers import moe as moe_models
-from benchmarks.models.transformers import pipeline as pipeline_model
 from benchmarks.steps.tiles import Made
 
 

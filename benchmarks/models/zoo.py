@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models import zoo_vision as vision
 from benchmarks.models.transformers import BertConfig, StackConfig
-from benchmarks.models.transformers import zoo_vision as vision
 from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
 from benchmarks.models.zoo_transformers import (
     GPT2,

@@ -144,7 +144,7 @@ CASES = {(case.what, case.under): case for case in collectives.cases()}
 
 def chips(what: str, under: str) -> dict[str, float]:
     """A row of the benchmark."""
-    head = ("step", "under", *collectives.SHOWN, "in loops", "sent", "temp")
+    head = ("step", "under", *collectives.SHOWN, "in loops", "sent", "temp", "ms")
     row = collectives.row(CASES[f"{what}, microbatch", under])
     return dict(zip(head, row, strict=True))
 

@@ -30,8 +30,8 @@ def test_adapters_keep_no_more_than_full_training(name):
 @pytest.mark.parametrize("name", ["BERT-base", "Llama 1B, 4 layers"])
 def test_adapters_take_no_more_than_full_training(name):
     """Compiled for an H100: peaks of plain, substituted, and scheduled gradients."""
-    full, lora = (
-        row[-3:] for row in frozen.rows(frozen.compiled, [name], ("all", "LoRA"))
+    full, lora = (  # each with its predicted ms behind
+        row[-6::2] for row in frozen.rows(frozen.compiled, [name], ("all", "LoRA"))
     )
     for less, more in zip(lora, full, strict=True):
         assert less <= more

@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from benchmarks.models.transformers import transformers as models
-from benchmarks.models.transformers import zoo_transformers
+from benchmarks.models import transformers as models
+from benchmarks.models import zoo_transformers
 from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
 from examples import transformer_blocks as blocks
 from examples import transformer_blocks_nnx as blocks_nnx

@@ -10,8 +10,9 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import jaxmem
-from benchmarks.models.transformers import BertConfig, StackConfig, zoo
-from benchmarks.models.transformers import zoo_vision as vision
+from benchmarks.models import zoo
+from benchmarks.models import zoo_vision as vision
+from benchmarks.models.transformers import BertConfig, StackConfig
 from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
 from benchmarks.models.zoo_transformers import GPT2, Llama, MaskedBert
 from jaxmem.memory import CompileError, _pending, begin, estimate

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import jaxmem
-from benchmarks.models.transformers import StackConfig, zoo
+from benchmarks.models import zoo
+from benchmarks.models.transformers import StackConfig
 from benchmarks.models.zoo_transformers import GPT2, Llama
 from jaxmem import schedule
 from jaxmem.scheduling._choice import Choice

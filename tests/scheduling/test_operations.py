@@ -14,9 +14,9 @@ from jax import lax
 
 import jaxmem
 from benchmarks import release
-from benchmarks.models.transformers import transformers as models
-from benchmarks.models.transformers import vision as vision_models
-from benchmarks.models.transformers import zoo
+from benchmarks.models import transformers as models
+from benchmarks.models import vision as vision_models
+from benchmarks.models import zoo
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.planning import lifetimes, order, peak, profile

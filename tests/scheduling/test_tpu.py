@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import jaxmem
-from benchmarks.models.transformers import zoo
+from benchmarks.models import zoo
 from jaxmem.ir import jaxprs
 from jaxmem.memory.buffers.rows import FRAGMENTATION
 from jaxmem.scheduling import predict
