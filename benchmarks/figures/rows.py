@@ -80,6 +80,12 @@ def with_older(new: Row, old: Row, columns: Mapping[str, str]) -> str:
     return f"{shown(now)} ({shown(then)})" if far else shown(now)
 
 
+def with_ms(name: str, head: str) -> str:
+    """The head of a column of MiB; some files have no predicted ms."""
+    has = any(column.endswith("predicted ms") for column in rows(name)[0])
+    return f"{head} / predicted ms" if has else head
+
+
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
     rule = "|" + "---|" * len(head)

@@ -8,6 +8,7 @@ from benchmarks.figures.rows import (
     rows,
     table,
     whole,
+    with_ms,
 )
 
 CHIPS = {"h100": "H100", "tpu-v5e": "TPU v5e"}
@@ -76,14 +77,12 @@ def release() -> str:
 def accumulation() -> str:
     """Peaks / predicted ms of eight micro-batches, by every way of accumulating."""
     ways = dict.fromkeys(r["variant"] for r in rows("accumulation"))
-    # one call of optax.MultiSteps has one micro-batch of them
-    call = lambda way: " a call" if way.startswith("optax.MultiSteps") else ""
     peak = lambda way, chip: beside_older(
         *("accumulation", PEAK_AND_MS),
         {"variant": way, "N": "8", "target": chip},
     )
-    lines = [(way, *(peak(way, chip) + call(way) for chip in CHIPS)) for way in ways]
-    heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
+    lines = [(way, *(peak(way, chip) for chip in CHIPS)) for way in ways]
+    heads = (with_ms("accumulation", f"{chip}, MiB") for chip in CHIPS.values())
     return table(("way", *heads), lines)
 
 
