@@ -8,18 +8,19 @@ from benchmarks.figures.rows import (
     Row,
     beside_older,
     figures,
-    of_ms,
     rows,
     table,
+    with_ms,
 )
 
 
 @figures("devices")
 def devices() -> str:
     """Bytes and time of an H100, how far predictions are off, and bytes sent."""
-    ms = of_ms("devices")
-    head = ("step", f"compiled: MiB{ms}", "off %", "sent")
-    head += (f"scheduled: MiB{ms}", "off % then", "sent then")
+    compiled, scheduled = (
+        with_ms("devices", f"{which}: MiB") for which in ("compiled", "scheduled")
+    )
+    head = ("step", compiled, "off %", "sent", scheduled, "off % then", "sent then")
     lines = (
         (
             r["step"],

@@ -11,6 +11,7 @@ from benchmarks.figures.rows import (
     rows,
     table,
     value,
+    with_ms,
 )
 
 MODEL = "Llama-7B"
@@ -114,5 +115,10 @@ def peaks(on_host: bool) -> str:
         for r in rows("low_bit")
         if (float(r["host, bytes a parameter"]) > 0) == on_host
     ]
-    head = ("scheduled step, remat", "optimizer", "chip", "peak MiB / predicted ms")
+    head = (
+        "scheduled step, remat",
+        "optimizer",
+        "chip",
+        with_ms("low_bit", "peak MiB"),
+    )
     return table((*head, "bytes a parameter", "on the host"), lines)

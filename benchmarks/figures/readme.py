@@ -10,6 +10,7 @@ from benchmarks.figures.rows import (
     row,
     rows,
     table,
+    with_ms,
     with_older,
 )
 
@@ -156,7 +157,7 @@ def steps() -> str:
     plain = row("release", one | {"target": "h100"})
     state = float(plain["XLA: peak MiB"]) - float(plain["XLA: temp MiB"])
     title = "train step of BERT-Large with Adam: "
-    title += f"peak MiB ({state:,.0f} of state) / predicted ms"
+    title = with_ms("release", f"{title}peak MiB ({state:,.0f} of state)")
     lines = (
         ("one batch of 8 x 128, `nn.remat` on each layer: `schedule`", *batch),
         ("8 micro-batches of that: `microbatch` with `adama`", *eight),

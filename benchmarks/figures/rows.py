@@ -80,10 +80,10 @@ def with_older(new: Row, old: Row, columns: Mapping[str, str]) -> str:
     return f"{shown(now)} ({shown(then)})" if far else shown(now)
 
 
-def of_ms(name: str) -> str:
-    """What a heading says besides where the file has predicted milliseconds."""
-    columns = rows(name)[0]
-    return " / predicted ms" if any("predicted ms" in c for c in columns) else ""
+def with_ms(name: str, head: str) -> str:
+    """The head of a column of MiB; some files have no predicted ms."""
+    has = any(column.endswith("predicted ms") for column in rows(name)[0])
+    return f"{head} / predicted ms" if has else head
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

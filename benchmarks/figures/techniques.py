@@ -5,9 +5,9 @@ from benchmarks.figures.rows import (
     TEMP_AND_MS,
     beside_older,
     figures,
-    of_ms,
     rows,
     table,
+    with_ms,
 )
 
 CHIPS = {"h100": "H100", "tpu-v5e": "TPU v5e"}
@@ -76,14 +76,12 @@ def release() -> str:
 def accumulation() -> str:
     """Peaks / predicted ms of eight micro-batches, by every way of accumulating."""
     ways = dict.fromkeys(r["variant"] for r in rows("accumulation"))
-    # one call of optax.MultiSteps has one micro-batch of them
-    call = lambda way: " a call" if way.startswith("optax.MultiSteps") else ""
     peak = lambda way, chip: beside_older(
         *("accumulation", PEAK_AND_MS),
         {"variant": way, "N": "8", "target": chip},
     )
-    lines = [(way, *(peak(way, chip) + call(way) for chip in CHIPS)) for way in ways]
-    heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
+    lines = [(way, *(peak(way, chip) for chip in CHIPS)) for way in ways]
+    heads = (with_ms("accumulation", f"{chip}, MiB") for chip in CHIPS.values())
     return table(("way", *heads), lines)
 
 
@@ -96,7 +94,7 @@ def published() -> str:
         where = {key: r[key] for key in keys}
         compiled = beside_older("optimizers_published", both, where)
         lines.append((*where.values(), compiled, r["published GiB"]))
-    compiled = f"compiled: GiB{of_ms('optimizers_published')}"
+    compiled = with_ms("optimizers_published", "compiled: GiB")
     return table(("model", "step", "chip", compiled, "published, GiB"), lines)
 
 

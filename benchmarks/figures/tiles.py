@@ -6,6 +6,7 @@ from benchmarks.figures.rows import (
     figures,
     rows,
     table,
+    with_ms,
 )
 from benchmarks.steps.tiles import BERT
 
@@ -74,5 +75,5 @@ def micro_batches() -> str:
         )
         for how, title in titles.items()
     ]
-    columns = ("how", "temporaries / predicted ms", "peak", "TF of products", "parts")
-    return table(columns, lines)
+    columns = ("peak", "TF of products", "parts")
+    return table(("how", with_ms("tiles", "temporaries"), *columns), lines)
