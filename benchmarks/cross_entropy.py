@@ -4,7 +4,8 @@
     python -m benchmarks.cross_entropy kernels    # rows that have it; others stay
     python -m benchmarks.cross_entropy time
 
-8,192 tokens, 131,072 words, 4,096 features, bfloat16, gradients of x and kernel (which
+8,192 tokens, 131,072 words, 4,096 features, bfloat16: the loss, without which chunks
+need no forward pass, and the gradients of x and kernel (which
 are outputs, not temp). "whole logits" is the formula with float32 logits; "optax" the
 same by its integer-label loss; "checkpointed chunks" a scan over 8 chunks of tokens,
 each in `jax.checkpoint`. The last command times a small head on this CPU, the least
@@ -87,13 +88,13 @@ def arguments(vocab_axis=1, sizes=SIZES, dtype=jnp.bfloat16):
 
 
 def temp_and_ms(loss, vocab_axis, target) -> tuple[float, float]:
-    """MiB of temporaries of the gradient of x and kernel, and predicted ms."""
-    step = jax.grad(loss, argnums=(0, 1))
+    """MiB of temporaries of loss and gradients, and predicted ms."""
+    step = jax.value_and_grad(loss, argnums=(0, 1))
     return size_and_ms(jaxmem.estimate(step, *arguments(vocab_axis), target=target))
 
 
 def flops(loss, vocab_axis=1) -> int:
-    step = jax.grad(loss, argnums=(0, 1))
+    step = jax.value_and_grad(loss, argnums=(0, 1))
     return matmul_flops(jax.make_jaxpr(step)(*arguments(vocab_axis)).jaxpr)
 
 
@@ -138,7 +139,7 @@ def on_this_cpu(sizes=(1024, 256, 8192)) -> None:
             jax.random.normal(keys[1], kernel.shape) / sizes[1] ** 0.5,
             jax.random.randint(keys[2], labels.shape, 0, sizes[2]),
         )
-        took = seconds(jax.jit(jax.grad(loss, argnums=(0, 1))), args)
+        took = seconds(jax.jit(jax.value_and_grad(loss, argnums=(0, 1))), args)
         plain = plain or took
         rows.append((name, "x".join(map(str, sizes)), took, f"{took / plain:.2f}"))
     publish("cross_entropy_time", ("loss", "sizes", "seconds", "ratio"), rows)
