@@ -5,11 +5,11 @@
     python -m benchmarks.cross_entropy time
 
 8,192 tokens, 131,072 words, 4,096 features, bfloat16: the loss, without which chunks
-need no forward pass, and the gradients of x and kernel (which
-are outputs, not temp). "whole logits" is the formula with float32 logits; "optax" the
-same by its integer-label loss; "checkpointed chunks" a scan over 8 chunks of tokens,
-each in `jax.checkpoint`. The last command times a small head on this CPU, the least
-of 5 runs, against whole logits.
+need no forward pass, and the gradients of x and kernel (which are outputs, not temp).
+"whole logits" is the formula with float32 logits; "optax" the same by its integer-label
+loss; "checkpointed chunks" a scan over 8 chunks of tokens, each in `jax.checkpoint`.
+The last command times a small head on this CPU, the least of 5 runs, against whole
+logits.
 """
 
 import functools
@@ -74,6 +74,8 @@ def variants():
     yield "the same, embedding table", tied, 0, True
     yield "the same, all options", functools.partial(ours, **options), 1, True
     yield "the same, bfloat16 accumulator", narrow, 1, False
+    wide = functools.partial(ours, block_size=4096)
+    yield "the same, blocks of 4,096 words", wide, 1, False
 
 
 def kernels(x, kernel, labels):

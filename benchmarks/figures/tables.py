@@ -64,6 +64,7 @@ def cross_entropy() -> str:
         "`linear_cross_entropy`": "linear_cross_entropy",
         "with every option": "the same, all options",
         "`accumulator_dtype=bfloat16`": "the same, bfloat16 accumulator",
+        "`block_size=4096`": "the same, blocks of 4,096 words",
     }
     lines = [
         (title, *of_both("cross_entropy", {"loss": loss}))
