@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import _rechecks, recheck
 from benchmarks.figures import writer
-from benchmarks.figures.rows import FIGURES, ROOT, VERSION, rows
+from benchmarks.figures.rows import FIGURES, ROOT, VERSION, rows, with_older
 
 PAGES = writer.pages()
 BEGIN, END = "<!-- figures: depth -->", "<!-- end of figures -->"
@@ -55,6 +55,22 @@ def test_tables_of_measured_bytes_are_marked():
         lines = [line for line in text.splitlines() if line.startswith("|")]
         typed = [x for x in lines if len(re.findall(r"\d,\d{3}|\d{3}\.\d", x)) > 1]
         assert not typed, page.name
+
+
+@pytest.mark.parametrize(
+    ("old", "shown"),
+    [
+        ({"MiB": "101", "ms": "2.0"}, "100 / 2.0"),
+        ({"MiB": "106", "ms": "2.0"}, "100 / 2.0 (106 / 2.0)"),
+        ({"MiB": "100", "ms": "2.2"}, "100 / 2.0 (100 / 2.2)"),
+        ({"MiB": "104"}, "100 / 2.0"),
+        ({"MiB": "106"}, "100 / 2.0 (106)"),
+    ],
+    ids=["near", "bytes", "time", "no time", "no time, bytes"],
+)
+def test_an_older_row_is_shown_where_it_is_far_off_in_what_it_has(old, shown):
+    columns = {"MiB": ",.0f", "ms": ".1f"}
+    assert with_older({"MiB": "100", "ms": "2.0"}, old, columns) == shown
 
 
 # -- results against the code
