@@ -17,7 +17,14 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, publish_some, published, result_of
+from benchmarks._common import (
+    MIB,
+    RESULTS,
+    publish_some,
+    published,
+    result_of,
+    size_and_ms,
+)
 from benchmarks.models.transformers import abstract_params, masked_loss
 from benchmarks.release import TOKENS, model
 
@@ -151,8 +158,7 @@ def measure(variant: str, n: int, target: str):
 
 def row(variant: str, n: int, target: str) -> tuple:
     report = measure(variant, n, target)
-    most, peak = threshold(variant, n, target), report.peak_bytes / MIB
-    ms = 1e3 * report.seconds
+    most, (peak, ms) = threshold(variant, n, target), size_and_ms(report, "peak_bytes")
     return report.temp_bytes / MIB, peak, ms, most or "", result_of(peak, most)
 
 

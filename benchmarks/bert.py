@@ -18,7 +18,13 @@ import numpy as np
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, TARGETS, publish, publish_some, result_of
+from benchmarks._common import (
+    TARGETS,
+    publish,
+    publish_some,
+    result_of,
+    size_and_ms,
+)
 from benchmarks.models.transformers import (
     Bert,
     BertConfig,
@@ -49,8 +55,7 @@ def models(config, **kwargs):
 def taken(model, target: str) -> tuple[float, float]:
     """MiB of the loss gradient's temporaries, and its predicted ms."""
     step, args = gradient(model)
-    report = jaxmem.estimate(step, *args, target=target)
-    return report.temp_bytes / MIB, 1e3 * report.seconds
+    return size_and_ms(jaxmem.estimate(step, *args, target=target))
 
 
 def row(name: str, model, target: str) -> tuple:

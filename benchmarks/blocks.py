@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks import bert
-from benchmarks._common import MIB, publish_some, result_of
+from benchmarks._common import MIB, publish_some, result_of, size_and_ms
 from benchmarks.models.transformers import (
     GPT2_MEDIUM,
     LLAMA_1B,
@@ -185,8 +185,7 @@ def variants(name: str):
 
 def row(name: str, variant: str, step, args) -> tuple:
     """Of one variant; the plain one is what a step computes at least."""
-    report = jaxmem.estimate(step, *args, target=TARGET)
-    temp, ms = report.temp_bytes / MIB, 1e3 * report.seconds
+    temp, ms = size_and_ms(jaxmem.estimate(step, *args, target=TARGET))
     threshold = THRESHOLDS.get((name, variant))
     recomputed: Any = ""
     if name not in FUSED:  # what cuDNN computes is not in the step's graph

@@ -13,7 +13,7 @@ import functools
 import sys
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published
+from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, size_and_ms
 from benchmarks.blocks import POLICIES, TARGET, made, matmul_flops
 from jaxmem.scheduling import BudgetError
 
@@ -43,9 +43,8 @@ def stock(name: str):
         step, args = gradient(model)
         flops = matmul_flops(step, *args)
         plain = plain or flops
-        report = jaxmem.estimate(step, *args, target=TARGET)
-        cells = report.temp_bytes / MIB, 1e3 * report.seconds
-        rows.append((policy, *cells, 300 * (flops - plain) / plain))
+        taken = size_and_ms(jaxmem.estimate(step, *args, target=TARGET))
+        rows.append((policy, *taken, 300 * (flops - plain) / plain))
     return sorted(rows, key=lambda row: row[1]), plain
 
 
@@ -78,7 +77,7 @@ def row(name: str, budget: float):
     ours = plan.scheduled
     share = 100 * ours.peak_bytes / room
     return (
-        *(name, budget, ours.temp_bytes / MIB, 1e3 * ours.seconds, share, recomputed),
+        *(name, budget, *size_and_ms(ours), share, recomputed),
         *(policy, temp, ms, its, "yes" if recomputed <= its + 0.01 else "no"),
         *(len(plan.tried), plan.planning_seconds),
     )

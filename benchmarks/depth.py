@@ -13,7 +13,7 @@ matmul flops.
 import dataclasses
 
 import jaxmem
-from benchmarks._common import MIB, publish
+from benchmarks._common import publish, size_and_ms
 from benchmarks.blocks import TARGET, gradient_of_stack, matmul_flops
 from benchmarks.models.transformers import GPT2_MEDIUM, PreLNLayer, Stack
 from benchmarks.offload import least
@@ -38,12 +38,12 @@ def row(layers: int):
     flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())
     flat = flat.plan(*args, target=TARGET)
     forward = matmul_flops(step, *args) / 3
-    taken = lambda report: (report.temp_bytes / MIB, 1e3 * report.seconds)
     cells = [
-        (*taken(p.scheduled), 100 * p.recomputed_flops / forward) for p in (flat, plan)
+        (*size_and_ms(p.scheduled), 100 * p.recomputed_flops / forward)
+        for p in (flat, plan)
     ]
     sizes = " / ".join(map(str, plan.choice.get(InSegments).sizes))
-    return layers, *taken(plan.plain), *cells[0], *cells[1], sizes
+    return layers, *size_and_ms(plan.plain), *cells[0], *cells[1], sizes
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ import jax
 
 import jaxmem
 from benchmarks._common import (
-    MIB,
     TARGETS,
     publish_some,
     result_of,
+    size_and_ms,
 )
 from benchmarks.models import scans
 from jaxmem import ops
@@ -84,8 +84,7 @@ def cases():
 def taken(stack: str, loss, args, target: str) -> tuple[float, float]:
     """MiB of temporaries, and predicted ms."""
     step = jax.grad(loss, argnums=WANTED[stack])
-    report = jaxmem.estimate(step, *args, target=target)
-    return report.temp_bytes / MIB, 1e3 * report.seconds
+    return size_and_ms(jaxmem.estimate(step, *args, target=target))
 
 
 def row(stack: str, loss, args, threshold: int | None, target: str) -> tuple:

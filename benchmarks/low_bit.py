@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, publish_some, result_of
+from benchmarks._common import MIB, publish_some, result_of, size_and_ms
 from benchmarks.models.transformers import (
     LLAMA_1B,
     LlamaLayer,
@@ -124,8 +124,7 @@ def measure(name: str, optimizer: str, target: str) -> tuple:
         text, met = f"{most:g} bytes", "yes" if each <= most else "no"
     sizes = (report.argument_bytes / MIB, report.temp_bytes / MIB)
     host = report.host_bytes / count
-    taken = report.peak_bytes / MIB, 1e3 * report.seconds
-    return *sizes, *taken, each, host, text, met
+    return *sizes, *size_and_ms(report, "peak_bytes"), each, host, text, met
 
 
 if __name__ == "__main__":

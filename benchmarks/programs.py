@@ -13,7 +13,7 @@ import sys
 from functools import partial
 
 import jaxmem
-from benchmarks._common import MIB, publish_some, unless_known
+from benchmarks._common import MIB, publish_some, size_and_ms, unless_known
 from jaxmem.memory import MemoryReport
 from jaxmem.scheduling import BudgetError
 from tests.programs import PROGRAMS, Program
@@ -48,7 +48,7 @@ def within(program: Program, budget: int, seconds: float = SEARCH) -> tuple:
 
 def taken(report: MemoryReport) -> tuple[float, float]:
     """MiB of the peak, and the predicted ms."""
-    return report.peak_bytes / MIB, 1e3 * report.seconds
+    return size_and_ms(report, "peak_bytes")
 
 
 def measure(program: Program) -> list:

@@ -27,6 +27,7 @@ from benchmarks._common import (
     publish,
     publish_some,
     result_of,
+    size_and_ms,
 )
 from benchmarks.models.transformers import (
     Bert,
@@ -95,8 +96,8 @@ def row(*case) -> tuple:
     threshold = PEAKS.get(case) or TEMPS.get(case)
     value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
     return (
-        *(plain.temp_bytes / MIB, plain.peak_bytes / MIB, 1e3 * plain.seconds),
-        *(ours.temp_bytes / MIB, ours.peak_bytes / MIB, 1e3 * ours.seconds),
+        *(plain.temp_bytes / MIB, *size_and_ms(plain, "peak_bytes")),
+        *(ours.temp_bytes / MIB, *size_and_ms(ours, "peak_bytes")),
         f"{'peak' if case in PEAKS else 'temp'} {threshold}" if threshold else "",
         result_of(value / MIB, threshold),
     )
@@ -116,8 +117,7 @@ def release(words: Sequence[str]) -> None:
 
 
 def residual_row(fn, args, target: str) -> tuple:
-    report = jaxmem.estimate(fn, *args, target=target)
-    return report.temp_bytes / MIB, 1e3 * report.seconds
+    return size_and_ms(jaxmem.estimate(fn, *args, target=target))
 
 
 def residuals(words: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ def unrolled_row(target: str) -> list[float]:
     plain = jax.jit(step, donate_argnums=(0, 1))
     ours = jaxmem.schedule(step, donate_argnums=(0, 1))
     reports = (jaxmem.estimate(fn, *args, target=target) for fn in (plain, ours))
-    return [x for r in reports for x in (r.temp_bytes / MIB, 1e3 * r.seconds)]
+    return [x for report in reports for x in size_and_ms(report)]
 
 
 def unrolled() -> None:

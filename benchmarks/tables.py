@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, TARGETS, publish_some
+from benchmarks._common import MIB, TARGETS, publish_some, size_and_ms
 
 NUMBERS, WIDTHS, EXAMPLES, BAG = 1 << 28, (64, 128), 8192, 8
 COLUMNS = ("rule", "variant", "columns", "target", "state MiB", "temp MiB", "peak MiB")
@@ -66,8 +66,8 @@ def measure(step: Callable, variant: str, tx, width: int, target: str):
     if variant == "scheduled":
         step, donated = jaxmem.schedule(step, target=target, **donated), {}
     report = jaxmem.estimate(step, *args, target=target, **donated)
-    sizes = report.argument_bytes, report.temp_bytes, report.peak_bytes
-    return *(size / MIB for size in sizes), 1e3 * report.seconds
+    sizes = report.argument_bytes / MIB, report.temp_bytes / MIB
+    return *sizes, *size_and_ms(report, "peak_bytes")
 
 
 def main() -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.figures.rows import VERSION, Row, figures, row, rows, table
+from benchmarks.figures.rows import VERSION, Row, figures, is_far, row, rows, table
 
 BEST = 5
-FAR = 0.05  # off the older jax
 
 
 class Line(NamedTuple):
@@ -58,8 +57,8 @@ def _beside_older(r: Row) -> str:
     sides = ("plain", "jaxmem")
     new, old = ([x[side] for side in sides] for x in (r, _older(r)))
     shown = _pair(*new, r["unit"])
-    pairs = zip(old, new, strict=True)
-    if all(new) and any(abs(float(x) / float(y) - 1) > FAR for x, y in pairs):
+    pairs = zip(new, old, strict=True)
+    if all(new) and any(is_far(float(x), float(y)) for x, y in pairs):
         return f"{shown} ({_pair(*old, '').strip()})"
     return shown
 

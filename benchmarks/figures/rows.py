@@ -70,14 +70,19 @@ def beside_older(
 def with_older(new: Row, old: Row, columns: Mapping[str, str]) -> str:
     """Cells with a slash between, and those of the older jax where they are far off.
 
-    `columns`: a column -> how its figure is written. Far is more than 5 %, of a column
-    that both rows have: older files may tell of bytes alone.
+    `columns`: a column -> how its figure is written. What is far off says `is_far`, of
+    a column that both rows have: older files may tell of bytes alone.
     """
     cells = lambda r: {c: float(r[c]) for c in columns if r.get(c)}
     shown = lambda found: " / ".join(format(x, columns[c]) for c, x in found.items())
     now, then = cells(new), cells(old)
-    far = any(abs(then[c] / x - 1) > 0.05 for c, x in now.items() if x and c in then)
+    far = any(is_far(x, then[c]) for c, x in now.items() if c in then)
     return f"{shown(now)} ({shown(then)})" if far else shown(now)
+
+
+def is_far(new: float, old: float) -> bool:
+    """Whether a figure of the older jax is more than 5 % off."""
+    return bool(new) and abs(old / new - 1) > 0.05
 
 
 def with_ms(name: str, head: str) -> str:

@@ -36,19 +36,18 @@ def sizes_and_ms(ways: Mapping[str, str]) -> list[dict[str, str]]:
 @figures("depth")
 def depth() -> str:
     """MiB of temporaries / predicted ms."""
-    ways = {
-        "plain": {"plain MiB": ",.0f", "plain: predicted ms": ",.1f"},
-        "one input for each layer": {
-            "a layer: MiB": ",.0f",
-            "a layer: predicted ms": ",.1f",
-        },
-        "segments": {"segments: MiB": ",.0f", "segments: predicted ms": ",.1f"},
-    }
-    head = ("layers", *ways)
+    columns = sizes_and_ms(
+        {
+            "plain MiB": "plain: predicted ms",
+            "a layer: MiB": "a layer: predicted ms",
+            "segments: MiB": "segments: predicted ms",
+        }
+    )
+    head = ("layers", "plain", "one input for each layer", "segments")
     lines = [
         (
             r["layers"],
-            *(beside_older("depth", w, {"layers": r["layers"]}) for w in ways.values()),
+            *(beside_older("depth", pair, {"layers": r["layers"]}) for pair in columns),
             r["layers in one"].replace(" / ", ", of "),
         )
         for r in rows("depth")

@@ -9,7 +9,7 @@ import jax
 
 import jaxmem
 from benchmarks import collectives
-from benchmarks._common import MIB, TOO_LARGE
+from benchmarks._common import MIB, TOO_LARGE, size_and_ms
 from benchmarks.blocks import matmul_flops
 from benchmarks.steps.tiles import STEPS, Made
 from jaxmem.ir import jaxprs
@@ -57,7 +57,7 @@ def compiled(step: Callable, tiles: str, made: Made, target: str) -> Cells:
 def taken(report: MemoryReport) -> Cells:
     """MiB of temporaries and of the peak, and the predicted ms."""
     assert report.seconds is not None  # a chip whose rates are known
-    return report.temp_bytes / MIB, report.peak_bytes / MIB, 1e3 * report.seconds
+    return report.temp_bytes / MIB, *size_and_ms(report, "peak_bytes")
 
 
 def report_of(step: Callable, made: Made, target: str) -> MemoryReport:
