@@ -79,15 +79,16 @@ def is_typed(atom: Atom, axis: int) -> bool:
     return sharding is not None and sharding.spec[axis] is not None
 
 
+def names_of(entry: Any) -> Names:
+    """Of one axis in a `PartitionSpec`."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
 def of_spec(sharding: Any, v: Var) -> Spec:
     """Of an array under a sharding."""
-
-    def names(entry: Any) -> Names:
-        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
-            return ()
-        return entry if isinstance(entry, tuple) else (entry,)
-
-    found = tuple(map(names, sharding.spec))
+    found = tuple(map(names_of, sharding.spec))
     return found + ((),) * (v.aval.ndim - len(found))
 
 

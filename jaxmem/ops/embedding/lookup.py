@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int32, Integer
 
 from jaxmem._checks import check_array, shown, wrong_value
 from jaxmem.ir.jaxprs import is_abstract
-from jaxmem.ops.common.explicit import sharding_of_taken
+from jaxmem.ops.common.explicit import is_sharded, sharding_of_taken
 
 OutOfRange = Literal["fill", "clip"]
 
@@ -77,10 +77,10 @@ def taken(
     table: Float[Array, " rows *row"], places: Int32[Array, "... 1"]
 ) -> Float[Array, "..."]:
     """The rows at `indices`; NaN outside of the table."""
-    sharding = sharding_of_taken(table, places[..., 0], 0)
-    if sharding is not None:
+    if is_sharded(table, places):  # `gather` is not told how its result is
+        ids = places[..., 0]
         how = {"mode": "fill", "wrap_negative_indices": False}
-        return table.at[places[..., 0]].get(out_sharding=sharding, **how)
+        return table.at[ids].get(out_sharding=sharding_of_taken(table, ids, 0), **how)
     batch = places.ndim - 1
     numbers = jax.lax.GatherDimensionNumbers(
         offset_dims=tuple(range(batch, batch + table.ndim - 1)),

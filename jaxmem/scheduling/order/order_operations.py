@@ -71,7 +71,7 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
         return math.inf if config.sequence else 1
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
-        if space_at_sight(step).is_unrolled:
+        if space_at_sight(step.traced).is_unrolled:
             traced = step.traced
             jaxpr = traced.rewritten(Choice(step.target)).unordered
             about = traced.aliases(jaxpr), step.target, traced.shardings

@@ -29,6 +29,7 @@ from jaxmem.scheduling.recompute.unrolled import (
     unrolled,
     without_loops,
 )
+from jaxmem.scheduling.search.traced_step import TracedStep
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
 _STEP = 8.0  # from one rate to the next that is looked at
@@ -112,10 +113,11 @@ def _space_of_step(step: SearchedStep) -> SearchSpace:
     return space_in(first, step.named, step.offload, waiting_for_host(*about))
 
 
-def space_at_sight(step: SearchedStep) -> SearchSpace:
+def space_at_sight(step: TracedStep) -> SearchSpace:
     """What may be varied in a step, before its operations are put in order."""
-    find = lambda: space_in(step.traced.rewritten(Choice(step.target), ordered=False))
-    return step.traced.known.get("space at sight", (), find)
+    first = step.rewritten(Choice(step.target), ordered=False)
+    find = lambda: space_in(first)
+    return step.known.get("space at sight", (first.jaxpr,), find)
 
 
 def space_of(

@@ -44,9 +44,9 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
         return list(map(having, found))
 
     def start(self, step: SearchedStep) -> Front:
-        space = space_at_sight(step)
+        space = space_at_sight(step.traced)
         return () if space.is_unrolled else pareto_front(space)
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
-        for one in self.start(step)[-1:]:
-            yield step.traced.predicted(one.choice), MORE
+        if not space_at_sight(step.traced).is_unrolled:
+            yield step.traced.predicted(step.front[-1].choice), MORE

@@ -57,7 +57,7 @@ class RecomputeSegments(Recomputation[InSegments, Segments]):
         return list(filter(bound.allows, found))
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
-        for one in in_segments(space_at_sight(step), step.front)[-1:]:
+        for one in in_segments(space_at_sight(step.traced), step.front)[-1:]:
             yield step.traced.predicted(one.choice), MORE
 
 

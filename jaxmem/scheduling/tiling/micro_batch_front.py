@@ -17,7 +17,7 @@ import numpy as np
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Candidate
-from jaxmem.scheduling.recompute.front import pareto_front, space_in
+from jaxmem.scheduling.recompute.front import pareto_front, space_at_sight
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_row import row_of
@@ -111,9 +111,7 @@ def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candida
 
 def _flat(one: _InParts) -> list[Candidate]:
     """What a part may recompute."""
-    target = one.part.target
-    first = one.part.rewritten(Choice(target), ordered=False)
-    return pareto_front(space_in(first))
+    return pareto_front(space_at_sight(one.part))
 
 
 def _seconds_within(front: Sequence[Candidate], room: float) -> float:
