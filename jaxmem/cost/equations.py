@@ -1,8 +1,9 @@
 """What an equation costs one device of a chip: an estimate from its flops and bytes.
 
 Only ratios matter: the estimate ranks what may be computed twice. Matmuls and
-convolutions take their arithmetic at the chip's best rate (what they read and write is
-there or needed for others anyway); anything else takes its bytes at the memory's, and
+convolutions take their arithmetic at the chip's best rate, or as long as their output
+takes to be written: one of few channels, as that of queries and keys. What they read is
+there, or needed for others anyway. Anything else takes its bytes at the memory's, and
 nothing where it is fused into its reader. Short kernels are not charged for starting.
 """
 
@@ -64,13 +65,14 @@ def seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float | None
         return None
     if jaxprs.bodies(eqn):
         return _inside(eqn, shardings, lambda e, s: seconds(e, machine, s))
+    made = sum(map(shardings.bytes_of, eqn.outvars)) / machine.bandwidth
     if primitives.is_product(eqn):
-        return arithmetic(eqn, machine, shardings)
+        return max(arithmetic(eqn, machine, shardings), made)
     # a counter is hashed: that takes arithmetic where others wait for memory
     if known.kind is Kind.RANDOM:
-        return _HASH * sum(map(shardings.bytes_of, eqn.outvars)) / machine.bandwidth
-    atoms = filter(is_var, [*eqn.invars, *eqn.outvars])
-    return sum(map(shardings.bytes_of, atoms)) / machine.bandwidth
+        return _HASH * made
+    read = sum(map(shardings.bytes_of, filter(is_var, eqn.invars)))
+    return read / machine.bandwidth + made
 
 
 def recompute_seconds(eqn, machine: Machine, shardings: Shardings) -> float | None:

@@ -27,8 +27,7 @@ class Candidate:
     # what is kept from the forward to the backward pass, or another figure that differs
     # from the peak by about as much on every candidate
     bytes: int
-    seconds: float  # of recomputation
-    flops: float = 0.0  # of matmuls that are recomputed; only segments have them
+    seconds: float  # beyond those of the step that keeps all; negative if it is faster
 
 
 def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]:
@@ -47,7 +46,7 @@ class Between:
     Attributes:
       layers: how many there are.
       first: the candidate in which so many of the first take fewer bytes.
-      gain: seconds that the whole takes if all do.
+      gain: seconds that are saved at most: if hardly any layer does.
     """
 
     layers: int
@@ -81,7 +80,7 @@ class SearchBound(Protocol):
         ...
 
     def allows(self, one: Candidate) -> bool:
-        """Whether its seconds are below that, and it recomputes no more products."""
+        """Whether its seconds are below that."""
         ...
 
 
@@ -120,7 +119,7 @@ class Searched(Pass[C, R]):
     # whether what it does at no cost is tried on any candidate that nearly fits
     anywhere: ClassVar[bool] = False
     # whether it changes how the whole step runs, so that peaks of others tell nothing
-    # of its own, and its seconds count what operations write
+    # of its own
     whole_step: ClassVar[bool] = False
     # of the step's own seconds, that its candidates must save to be taken for others
     margin: ClassVar[float] = 0.0

@@ -25,7 +25,7 @@ def told(asked, peaks):
     for peak in peaks:
         seen.append((ask.choice, ask.following))
         try:
-            ask = asked.send(ReportedTrial(ask.choice, peak, None, 0.0, None))
+            ask = asked.send(ReportedTrial(ask.choice, peak, None, 0.0))
         except StopIteration as end:
             return seen, end.value
     raise AssertionError("it asks for more")
@@ -54,7 +54,7 @@ def test_a_search_that_would_end_is_foreseen_as_if_it_did_not_fit():
     assert told(foreseen(begin, BUDGET), [90.0])[0] == [(FIRST, (LAST,))]
     asked = foreseen(begin, BUDGET)
     next(asked)
-    trial = lambda choice: ReportedTrial(choice, 110.0, None, 0.0, None)
+    trial = lambda choice: ReportedTrial(choice, 110.0, None, 0.0)
     # after the last nothing is foreseen, and its error is that of the search
     assert asked.send(trial(FIRST)).following == ()
     with pytest.raises(BudgetError, match="none"):

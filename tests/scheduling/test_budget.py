@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -251,7 +252,7 @@ def test_lower_rates_keep_less():
 def test_the_front_is_convex_and_says_what_it_keeps():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
-    candidates = pareto_front(space_of(scans_in(first), lists_in(first), "h100"))
+    candidates = pareto_front(space_of(scans_in(first), lists_in(first), "cpu"))
     assert candidates[0].bytes == sum(stacked(first.jaxpr))
     assert len(candidates) > 2
     slopes = [
@@ -260,6 +261,23 @@ def test_the_front_is_convex_and_says_what_it_keeps():
         if b.seconds > a.seconds
     ]
     assert slopes == sorted(slopes, reverse=True)
+
+
+def test_what_is_faster_to_recompute_than_to_read_is_not_kept():
+    """On a chip whose seconds are predicted, what is kept is written and read."""
+    fn, args = problem()
+    spaces = [space_of(scans_in(rewritten(fn, args, NO_CHOICE)), (), "h100")]
+    spaces += [replace(spaces[0], target="cpu")]
+    front, without = map(pareto_front, spaces)
+    assert without[0].seconds == 0
+    assert front[0].seconds < 0
+    assert front[0].bytes < without[0].bytes
+    assert front[-1].bytes == without[-1].bytes
+    seconds = [one.seconds for one in front]
+    assert seconds == sorted(set(seconds))
+    # a byte is written once and read once
+    moved = 2 * 1000 / CHIPS["h100"].machine.bandwidth
+    assert [one.longer(1.0, 1000) for one in spaces] == [1.0 - moved, 1.0]
 
 
 @pytest.mark.parametrize("scanned", [True, False])
@@ -280,7 +298,11 @@ def test_flops_and_seconds():
         if e.primitive.name == "dot_general"
     )
     assert flops(eqn) == 2 * 3 * 4 * 5 * 6
-    assert seconds(eqn, CHIPS["h100"].machine) == flops(eqn) / 989e12
+    # of few channels: as long as its output takes to be written
+    machine = CHIPS["h100"].machine
+    assert seconds(eqn, machine) == 2 * 3 * 4 * 6 / machine.bandwidth
+    at_once = replace(machine, bandwidth=math.inf)
+    assert seconds(eqn, at_once) == flops(eqn) / 989e12
     conv = lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID")
     args = jnp.ones((2, 3, 9, 9)), jnp.ones((4, 3, 3, 3))
     (eqn,) = jax.make_jaxpr(conv)(*args).jaxpr.eqns
@@ -304,6 +326,17 @@ def answered(search, compiled, tried):
     return Driver(compiles, trials, lambda text: None).run(search.search())
 
 
+def report_of(peak, step_seconds=None):
+    return SimpleNamespace(
+        peak_bytes=peak,
+        target="cpu" if step_seconds is None else "h100",
+        seconds=step_seconds,
+        at_peak=(),
+        host_bytes=0,
+        compiler_texts=lambda: None,
+    )
+
+
 class Fake:
     """A compiler whose peaks are the kept bytes and something that depends on them."""
 
@@ -320,9 +353,7 @@ class Fake:
             kept = self.kept(first.others)
             kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
-        return SimpleNamespace(
-            peak_bytes=peak, at_peak=(), host_bytes=0, compiler_texts=lambda: None
-        )
+        return report_of(peak)
 
     def kept(self, rate):
         return next(
@@ -394,6 +425,42 @@ def test_bytes_that_do_not_predict_the_peak():
         assert fake.count <= 12
 
 
+class Timed(Fake):
+    """The same, which also says how long a step takes: by the kept bytes, in MB."""
+
+    def __init__(self, step_seconds):
+        super().__init__(CANDIDATES, 1)
+        self.step_seconds = step_seconds
+
+    def __call__(self, choice):
+        peak = super().__call__(choice).peak_bytes
+        return report_of(peak, self.step_seconds[peak - 100])
+
+
+def test_the_fastest_by_the_compiled_steps_is_taken():
+    """Predictions say where to look, compiled steps which of them is the fastest."""
+    step_seconds = {8000: 10.0, 6000: 11.0, 4000: 15.0, 2500: 14.0, 500: 19.0}
+    for fake, best in (Timed(step_seconds), 4.0), (Fake(CANDIDATES, 1), 2.0):
+        fake.search(2600)
+        again = BudgetSearch(CANDIDATES, 4100, tuple(fake.tried))
+        assert answered(again, fake, fake.tried).seconds == best
+
+
+def test_candidates_that_are_off_as_their_like_are_not_compiled():
+    """The first of them takes 15 s more than predicted; something takes 12.5 s."""
+    best = Choice(configs=(Recompute(3.0, named=True),))
+    step_seconds = {8000: 10.0, 6000: 16.0, 4000: 17.0, 2500: 19.0, 500: 24.0}
+    for fake, time, found, count in (
+        (Timed(step_seconds), 12.5, 3.0, 1),
+        # without seconds of the compiled steps the predictions count
+        (Fake(CANDIDATES, 1), None, 2.0, 2),
+    ):
+        done = [trial_of(best, report_of(4000, time), seconds=3.0)]
+        search = BudgetSearch(CANDIDATES, 6099, tuple(done), rest=100)
+        assert answered(search, fake, done).seconds == found
+        assert fake.count == count
+
+
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the least is 600 B"):
         Fake(CANDIDATES, 24).search(400)
@@ -422,9 +489,7 @@ class Sequences:
         size = sizes[choice.get(OperationOrder)]
         peak = size + 500 if size >= 1500 else 5000 - size
         peak += 0 if size == 1600 or size == 10_000 else 200
-        return SimpleNamespace(
-            peak_bytes=peak, at_peak=(), host_bytes=0, compiler_texts=lambda: None
-        )
+        return report_of(peak)
 
     def search(self, budget):
         first = self.candidates[0]

@@ -198,7 +198,8 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     ) -> Between | None:
         space = space_of_step(step)
         gathers = lambda one: seconds_of_gathers(space.scans, one, step.target)
-        return in_some_layers(rich, poor, space.layers, gathers)
+        handed_out = space.moved(rich.bytes - poor.bytes)
+        return in_some_layers(rich, poor, space.layers, gathers, handed_out)
 
 
 def in_some_layers(
@@ -206,6 +207,7 @@ def in_some_layers(
     poor: Candidate,
     layers: int,
     gathers: Callable[[FirstLayers], float] = lambda config: 0.0,
+    handed_out: float = 0.0,
 ) -> Between | None:
     """What lies between two candidates that differ in what layers recompute.
 
@@ -214,6 +216,8 @@ def in_some_layers(
       poor: what the first ones do.
       layers: of the longest scans.
       gathers: seconds in which devices gather weights once more in first layers.
+      handed_out: seconds in which the `cond`s write what they read or recompute, and
+        the layers read it.
     """
     # What waits on the host, and segments, are for all layers, and so are tiles.
     below, others = (one.choice.get(Recompute) for one in (poor, rich))
@@ -226,11 +230,11 @@ def in_some_layers(
     def first(n: int) -> Candidate:
         fraction = n / layers
         config = FirstLayers(below.rate, fraction, others.rate, apart)
-        seconds = rich.seconds + fraction * gain + gathers(config)
+        seconds = rich.seconds + fraction * gain + gathers(config) + handed_out
         choice = rich.choice.having(config, Recompute())
         return replace(rich, choice=choice, seconds=seconds)
 
-    return Between(layers, first, gain)
+    return Between(layers, first, gain - handed_out)
 
 
 def _cuts_of(choice: Choice) -> tuple[Any, ...]:

@@ -1,9 +1,10 @@
 """The Pareto front of choices: from keeping most to recomputing most.
 
 The bytes kept, over the seconds of recomputation, are a convex curve whose corners are
-cuts, each the best for some rate of bytes a second. Below them come those that have
-what they keep wait in the host's memory. Segments of layers have a front of their own:
-what a layer needs while it runs is another figure there.
+cuts, each the best for some rate of bytes a second. What is kept is also written and
+read: where that takes longer than recomputing it, keeping less is faster. Below them
+come those that have what they keep wait in the host's memory. Segments of layers have a
+front of their own: what a layer needs while it runs is another figure there.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.chips import CHIPS
+from jaxmem.chips import CHIPS, rates_of
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
@@ -58,9 +59,22 @@ class SearchSpace:
         """Whether equations outside of loops are recomputed."""
         return bool(self.unrolled)
 
-    def beyond(self, seconds: float) -> float:
-        """What of the seconds of recomputation makes the step longer."""
-        return max(0.0, seconds - self.waiting)
+    def longer(self, seconds: float, less: int) -> float:
+        """What a step takes longer than one that keeps all.
+
+        Args:
+          seconds: of recomputation.
+          less: bytes that are not kept, and so neither written nor read.
+        """
+        # a list outside of loops makes its arrays anyway, kept or not
+        moved = 0.0 if self.is_unrolled else self.moved(less)
+        return max(0.0, seconds - self.waiting) - moved
+
+    def moved(self, size: int) -> float:
+        """Seconds in which so many bytes are written, and read once."""
+        # where no seconds of a compiled step are predicted, nothing would confirm it
+        known = rates_of(self.target) is not None
+        return 2 * size / CHIPS[self.target].machine.bandwidth if known else 0.0
 
     @property
     def layers(self) -> int:
@@ -148,10 +162,16 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     last = _cheapest(space, _candidate(space, _lowest(space)), least)
     corners = _undominated([free, *_between(space, free, last, least), last])
     found = [first, free, corners[0], *_centred(space, corners), last]
-    found = [replace(c, seconds=space.beyond(c.seconds)) for c in found]
+    longer = lambda c: space.longer(c.seconds, first.bytes - c.bytes)
+    found = _from_fastest([replace(c, seconds=longer(c)) for c in found])
     if space.offload:
         found += _away(space, found[-1])
     return descending(found, least)
+
+
+def all_kept(space: SearchSpace) -> int:
+    """Bytes of what is kept where nothing is recomputed."""
+    return _candidate(space, None).bytes
 
 
 def _lowest(space: SearchSpace) -> float:
@@ -189,6 +209,12 @@ def _undominated(corners: Sequence[Candidate]) -> list[Candidate]:
             found.pop()
         found.append(corner)
     return found
+
+
+def _from_fastest(candidates: list[Candidate]) -> list[Candidate]:
+    """Without those that keep more and take longer, since what is kept is moved."""
+    fastest = min(candidates, key=lambda one: one.seconds)
+    return candidates[candidates.index(fastest) :]
 
 
 def _between(

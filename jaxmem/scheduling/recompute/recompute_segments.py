@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem.chips import CHIPS, Machine
-from jaxmem.cost.equations import flops, recompute_seconds
+from jaxmem.cost.equations import recompute_seconds
 from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import (
@@ -24,6 +24,7 @@ from jaxmem.scheduling._searched import (
 )
 from jaxmem.scheduling.recompute.front import (
     SearchSpace,
+    all_kept,
     space_at_sight,
     space_of_step,
 )
@@ -81,7 +82,7 @@ def _of_any_size(
     space: SearchSpace, candidates: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """What each candidate is in segments, of all sizes at which something is saved."""
-    machine = CHIPS[space.target].machine
+    machine, whole = CHIPS[space.target].machine, all_kept(space)
     for candidate in candidates:
         rate = candidate.choice.get(Recompute).rate
         price = price_at(rate, space.target)
@@ -91,23 +92,24 @@ def _of_any_size(
         for sizes in sorted({sizes for of_pair in in_sizes for sizes in of_pair}):
             taken = [a.get(sizes, b) for a, b in zip(in_sizes, flat, strict=True)]
             kept = sum(figures.bytes for figures in taken)
-            time, work = np.sum([figures.work for figures in taken], 0)
+            time = sum(figures.seconds for figures in taken)
             choice = candidate.choice.having(InSegments(rate, sizes))
-            yield Candidate(choice, kept, space.beyond(time), work)
+            longer = space.longer(time, whole - kept)
+            yield Candidate(choice, kept, longer)
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """Of a pair of scans: bytes kept, and [seconds, flops of matmuls] recomputed."""
+    """Of a pair of scans: bytes kept, and seconds of recomputation."""
 
     bytes: int
-    work: np.ndarray
+    seconds: float
 
 
 def _in_no_segments(pair: Pair, found: Cut, machine: Machine) -> _Figures:
     eqns = ((pair.body.eqns[i], pair.length) for i in found.recomputed)
     kept = round(pair.length * pair.kept_on_device(found.variables))
-    return _Figures(kept, _work(eqns, machine, pair.inside()))
+    return _Figures(kept, _seconds(eqns, machine, pair.inside()))
 
 
 def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
@@ -115,20 +117,17 @@ def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
     plans = list(of_every_size(pair, found))
     if not plans:
         return
-    within = _work(plans[0].layer.recomputed, machine, pair.inside())
-    layer = _work(((eqn, 1) for eqn in plans[0].paid), machine, pair.inside())
+    within = _seconds(plans[0].layer.recomputed, machine, pair.inside())
+    layer = _seconds(((eqn, 1) for eqn in plans[0].paid), machine, pair.inside())
     for plan in plans:
         yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
 
 
-def _work(
+def _seconds(
     eqns: Iterable[tuple[Any, int]], machine: Machine, shardings: Shardings
-) -> np.ndarray:
-    total = np.zeros(2)
-    for eqn, n in eqns:
-        total[0] += n * (recompute_seconds(eqn, machine, shardings) or 0.0)
-        total[1] += n * flops(eqn, shardings)
-    return total
+) -> float:
+    of = lambda eqn: recompute_seconds(eqn, machine, shardings) or 0.0
+    return sum(n * of(eqn) for eqn, n in eqns)
 
 
 def _is_below(candidate: Candidate, flat: Sequence[Candidate]) -> bool:

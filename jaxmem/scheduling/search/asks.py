@@ -21,7 +21,7 @@ class Ask:
 
     Attributes:
       choice: what the passes do.
-      seconds: of recomputation.
+      seconds: that are predicted for it, see `Trial`.
       expected: bytes of its peak; None where nothing is known yet.
       following: what is probably asked for next.
       settled: whether it is compiled to the end, or its assigned buffers will do.
@@ -62,7 +62,7 @@ def _following(
 ) -> tuple[Choice, ...]:
     """What is asked for after this; empty where it is the last."""
     for peak in _supposed(ask, budget):
-        supposed = ReportedTrial(ask.choice, peak, ask.expected, ask.seconds, None)
+        supposed = ReportedTrial(ask.choice, peak, ask.expected, ask.seconds)
         search = begin()
         try:
             for trial in (None, *said):

@@ -1,13 +1,15 @@
 """The choice that fits into a budget, in few compiles.
 
-The Pareto front predicts bytes and seconds, the compiler says what a step takes. A
-prediction starts from the nearest candidate that was compiled, or lies between two that
-were. Between the first candidate that fits and the one above it, as few layers as will
-do take the lower one. The search ends where nothing better by `slack` may still fit.
+The Pareto front predicts bytes and seconds, the compiled module says what a step takes
+of both. A prediction starts from the nearest candidate that was compiled, or lies
+between two that were. Between the first candidate that fits and the one above it, as
+few layers as will do take the lower one. The search ends where nothing better by
+`slack` may still fit, or where candidates such as those that it compiled take longer
+than what was found before.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +24,6 @@ from jaxmem.scheduling.search.traced_step import OFF
 
 # Compiles for candidates above the first that was found to fit: by halves, 64 of them.
 _BETTER = 6
-# Of the budget, from which on a peak is compiled again with what costs nothing. No
-# measurement says how much that may gain: a larger one costs compiles, and no more.
-_GAINS = 1.3
 # Of the budget: what fits and leaves more of it shows that predictions are off. Without
 # that, 34 % of Llama was recomputed in 8,406 MiB, where a candidate with 11 % fits.
 _CLOSE = 0.97
@@ -44,7 +43,8 @@ class BudgetSearch:
       rest: a peak less the bytes kept, as another front had it.
       slack: seconds that are not worth another compile.
       most: compiles, once something has been found to fit.
-      free: a configuration that costs nothing, and may help where little is missing.
+      free: a configuration that recomputes nothing, and may help where nothing fits. It
+        is not free of time: barriers that order a layer keep XLA from fusing.
       uncertain: how many of the last candidates may be the least, once compiled;
         infinity if any may.
       between: what lies between two candidates, if anything.
@@ -76,14 +76,20 @@ class _BudgetRun:
     asked: BudgetSearch
     tried: list[ReportedTrial] = field(init=False)
     peaks: Peaks = field(init=False)
+    free: tuple[Any, ...] = ()  # what every candidate does besides
 
     def __post_init__(self):
-        asked = self.asked
-        self.tried = list(asked.tried)
-        known = {t.choice: t.peak for t in self.tried}
-        numbered = enumerate(asked.candidates)
-        known = {i: known[c.choice] for i, c in numbered if c.choice in known}
-        self.peaks = Peaks(asked.candidates, asked.budget, known, asked.rest)
+        self.tried = list(self.asked.tried)
+        self.peaks = self._peaks(self.asked.rest)
+
+    def _peaks(self, rest: float | None) -> Peaks:
+        asked, known = self.asked, {t.choice: t.peak for t in self.tried}
+        own = {i: self._choice(c) for i, c in enumerate(asked.candidates)}
+        known = {i: known[choice] for i, choice in own.items() if choice in known}
+        return Peaks(asked.candidates, asked.budget, known, rest)
+
+    def _choice(self, candidate: Candidate) -> Choice:
+        return candidate.choice.having(*self.free)
 
     def search(self) -> Search[ReportedTrial]:
         with suppress(_Enough):
@@ -96,6 +102,25 @@ class _BudgetRun:
         return best
 
     def _first_that_fits(self) -> Search[int]:
+        count = len(self.asked.candidates)
+        fits = yield from self._first_by_halves()
+        if fits == count and self.asked.free is not None:
+            ends = self.peaks.known.items()
+            rest = min(peak - self.asked.candidates[i].bytes for i, peak in ends)
+            self.free = (self.asked.free,)
+            self.peaks = self._peaks(rest)
+            fits = yield from self._first_by_halves()
+        if fits == count:
+            yield from self._explore()
+            peaks = self.peaks
+            fit = (i for i, peak in peaks.known.items() if peak <= peaks.budget)
+            fits = min(fit, default=fits)
+        if fits == count:
+            raise unreachable(self.asked.budget, min(self.tried, key=by_peak))
+        return fits
+
+    def _first_by_halves(self) -> Search[int]:
+        """The first candidate that fits; how many there are where none does."""
         peaks, above, fits = self.peaks, -1, len(self.asked.candidates)
         at = peaks.guess(above, fits)
         while above + 1 < fits:
@@ -105,13 +130,7 @@ class _BudgetRun:
                 above = at
             at = peaks.guess(above, fits)
             if at == fits:
-                return fits
-        if fits == len(peaks.candidates):
-            yield from self._explore()
-            fit = (i for i, peak in peaks.known.items() if peak <= peaks.budget)
-            fits = min(fit, default=fits)
-        if fits == len(peaks.candidates):
-            raise unreachable(peaks.budget, min(self.tried, key=by_peak))
+                break
         return fits
 
     def _explore(self) -> Search[None]:
@@ -140,7 +159,10 @@ class _BudgetRun:
     def _either(self, i: int) -> Search[float]:
         """The compiled peak, with what costs nothing or without; for any budget."""
         candidate = self.asked.candidates[i]
-        choices = [candidate.choice, *self._freely(candidate.choice)]
+        free = () if self.asked.free is None else (self.asked.free,)
+        choices = list(
+            dict.fromkeys((candidate.choice, candidate.choice.having(*free)))
+        )
         tried = {t.choice for t in self.tried}
         for choice in choices:
             if choice not in tried:
@@ -173,43 +195,28 @@ class _BudgetRun:
         known, candidate = self.peaks.known, self.asked.candidates[i]
         if i not in known:
             expected = self.peaks.expected(i) if known else None
-            known[i] = yield from self._try(candidate, expected)
+            about = candidate.seconds, expected
+            known[i] = yield from self._compiled(self._choice(candidate), *about)
         return known[i]
-
-    def _try(self, candidate: Candidate, expected: float | None) -> Search[float]:
-        """The compiled peak; with what costs nothing, where that may help."""
-        choice, seconds, budget = candidate.choice, candidate.seconds, self.asked.budget
-        if self._helps():
-            (choice,) = self._freely(choice)
-            return (yield from self._compiled(choice, seconds, expected))
-        peak = yield from self._compiled(choice, seconds, expected)
-        is_last = peak > budget and choice == self.asked.candidates[-1].choice
-        if may_gain(peak, budget) or is_last:
-            for having in self._freely(choice):
-                peak = min(peak, (yield from self._compiled(having, seconds, peak)))
-        return peak
-
-    def _freely(self, choice: Choice) -> Iterator[Choice]:
-        """The same choice with what costs nothing, if there is that."""
-        if self.asked.free is not None:
-            yield choice.having(self.asked.free)
-
-    def _helps(self) -> bool:
-        """Whether a candidate fits only because of what costs nothing."""
-        free, peaks = self.asked.free, {t.choice: t.peak for t in self.tried}
-        having = [c for c in peaks if free is not None and free in c.configs]
-        plain = {c: c.having(type(free)()) for c in having}
-        fits = lambda choice: peaks.get(choice, 0.0) <= self.asked.budget
-        return any(fits(c) and not fits(plain[c]) for c in having)
 
     def _compiled(
         self, choice: Choice, seconds: float, expected: float | None
     ) -> Search[float]:
-        found = best_of(self.tried, self.asked.budget) is not None
-        if found and len(self.tried) >= self.asked.most:
-            raise _Enough
+        best = best_of(self.tried, self.asked.budget)
+        if best is not None:
+            late = self._is_slower(choice, seconds, best)
+            if late or len(self.tried) >= self.asked.most:
+                raise _Enough
         self.tried.append((yield Ask(choice, seconds, expected)))
         return self.tried[-1].peak
+
+    def _is_slower(self, choice: Choice, seconds: float, best: ReportedTrial) -> bool:
+        """Whether it takes longer than the best, if it is off as its like are."""
+        own = self.tried[len(self.asked.tried) :]
+        like = [t for t in own if _kinds(t.choice) == _kinds(choice)]
+        off = [t.step_seconds - t.seconds for t in like if t.step_seconds is not None]
+        known = bool(off) and best.step_seconds is not None
+        return known and seconds + min(off) > best.step_seconds
 
     def _in_few_layers(self, low: int) -> Search[None]:
         """Candidate `low` in as few layers as will do, in the others one above."""
@@ -228,6 +235,6 @@ class _BudgetRun:
         yield from in_few_layers(between, *about, compiled)
 
 
-def may_gain(peak: float, budget: float) -> bool:
-    """Whether it does not fit, but may with what costs nothing."""
-    return budget < peak <= _GAINS * budget
+def _kinds(choice: Choice) -> set[type]:
+    """The passes that it asks for something."""
+    return set(map(type, choice.configs))

@@ -46,24 +46,29 @@ class Fronts:
     notes: tuple[str, ...] = ()
     _refining: list[Searched] = field(default_factory=list)
     _last: Front = ()  # the candidates of the last search
+    _found_by: Searched | None = None  # whose candidates were the first that fit
 
     def search(self) -> Search[ReportedTrial]:
         """What fits first, or what takes less time than that."""
-        best = yield from self._first()
-        if not best.seconds:
+        best = self.trials.best or (yield from self._first())
+        if self.is_fast(best):
             return best
-        made = self.step.traced.rewritten(best.choice)
-        work = sum(row.flops for row in made.description.recomputed)
-        inside = [one for one in reversed(self.passes) if not one.whole_step]
-        for one in inside:
-            best = yield from self._faster(one, best, work, _MOST - _KEPT)
-        whole = [one for one in self.passes if one.whole_step]
-        if whole:  # their price counts what products write, and so must that of others
-            self.trials.take_longer(self.step.traced.writing)
-            best = self.trials[best.choice]
-        for one in whole:
-            best = yield from self._faster(one, best, math.inf, _MOST)
+        for one in reversed(self.passes):
+            if not one.whole_step and one is not self._found_by:
+                best = yield from self._faster(one, best, _MOST - _KEPT)
+        for one in self.passes:
+            if one.whole_step:
+                best = yield from self._faster(one, best, _MOST)
         return best
+
+    def is_fast(self, one: ReportedTrial) -> bool:
+        """Whether hardly anything is expected to be faster."""
+        first = self.step.front[0]
+        own = next((t for t in self.trials.tried if t.choice == first.choice), None)
+        times = one.step_seconds, own and own.step_seconds
+        if None in times:
+            times = one.seconds, first.seconds
+        return times[0] - times[1] <= self.step.traced.slack()
 
     def among(
         self, front: Front, one: Searched | None = None, most: int = _MOST - _KEPT
@@ -98,6 +103,7 @@ class Fronts:
                 continue
             looked_at.append(front)
             try:
+                self._found_by = one
                 return (yield from self.among(front, one))
             except BudgetError as none:
                 error = none
@@ -117,19 +123,31 @@ class Fronts:
             yield one, one.candidates(self.step, self._bound(-math.inf))
 
     def _faster(
-        self, one: Searched, best: ReportedTrial, work: float, most: int
+        self, one: Searched, best: ReportedTrial, most: int
     ) -> Search[ReportedTrial]:
         """The best, or a candidate of a pass that takes less time."""
         traced = self.step.traced
         gain = max(traced.slack(), one.margin * traced.own_seconds())
-        bound = self._bound(self.trials.limit, best.seconds - gain, work)
-        front = one.candidates(self.step, bound) if bound.seconds > 0 else ()
+        bound = self._bound(self.trials.limit, self._at_most(best) - gain)
+        least = self.step.front[0].seconds
+        front = one.candidates(self.step, bound) if bound.seconds > least else ()
         if one.whole_step:
             made = traced.rewritten(best.choice)
             self.notes = () if front else tuple(one.unreached(self.step, made))
         with suppress(BudgetError):
             return (yield from self.among(front, one, most)) if front else best
         return best
+
+    def _at_most(self, best: ReportedTrial) -> float:
+        """Predicted seconds of what may be as fast as the best.
+
+        Compiled steps are off from their predictions by as much as one of them is.
+        """
+        times = ((t.step_seconds, t.seconds) for t in self.trials.tried)
+        off = [step - predicted for step, predicted in times if step is not None]
+        if best.step_seconds is None:
+            return best.seconds
+        return best.step_seconds - min(off)
 
     def _bound(self, limit: float, *less: float) -> TrialBound:
         return TrialBound(self.trials, self.step.traced.predicted, limit, *less)

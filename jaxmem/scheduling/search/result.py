@@ -1,11 +1,12 @@
 """What a search for a budget tries, finds, or cannot reach."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxmem.auditing import AuditFinding, findings_of
+from jaxmem.chips import rates_of
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
@@ -32,13 +33,17 @@ class Trial:
       peak: its bytes; infinity where the compiler could not fit the chip at all, or
         made of it what computes something else.
       predicted: the bytes that were expected; None where nothing was known yet.
-      seconds: of recomputation, by the rates of the target.
+      seconds: beyond those of the step that keeps all, as its candidates predict them;
+        negative if it is faster.
+      step_seconds: of the whole step, as they are predicted for the compiled module;
+        None for a chip without rates, and where it could not fit.
     """
 
     choice: Choice
     peak: float
     predicted: float | None
     seconds: float
+    step_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class ReportedTrial(Trial):
     `findings`: what the compiler made of it that the step does not say.
     """
 
-    report: MemoryReport | None
+    report: MemoryReport | None = None
     findings: tuple[AuditFinding, ...] = ()
 
     @property
@@ -57,7 +62,8 @@ class ReportedTrial(Trial):
         return math.inf if self.report is None else self.report.sent_bytes
 
     def without_report(self) -> Trial:
-        return Trial(self.choice, self.peak, self.predicted, self.seconds)
+        about = self.predicted, self.seconds, self.step_seconds
+        return Trial(self.choice, self.peak, *about)
 
 
 def trial_of(
@@ -70,7 +76,11 @@ def trial_of(
     """A choice with the compiler's report; None: it could not fit the chip."""
     findings = findings_of(report) if audit and report is not None else ()
     peak = math.inf if report is None or findings else report.peak_bytes
-    return ReportedTrial(choice, peak, predicted, seconds, report, findings)
+    # a module is read for its seconds where the chip has rates, and not for nothing
+    time = None
+    if report is not None and rates_of(report.target) is not None:
+        time = report.seconds
+    return ReportedTrial(choice, peak, predicted, seconds, time, report, findings)
 
 
 def wrong_values(trial: ReportedTrial) -> str:
@@ -87,16 +97,18 @@ def by_peak(trial: ReportedTrial) -> tuple[float, bool]:
 def progress_of(best: ReportedTrial | None) -> str:
     if best is None or math.isinf(best.peak):
         return ""
-    time = f", {1e3 * best.seconds:.3g} ms recomputed" if best.seconds else ""
+    time = best.step_seconds
+    time = "" if time is None else f", {1e3 * time:.4g} ms predicted"
     return f" (best so far {format_bytes(best.peak)}{time})"
 
 
 def unreachable(
-    budget: int, best: ReportedTrial, why: Sequence[str] = ()
+    budget: int, best: ReportedTrial, why: Sequence[str] | None = None
 ) -> BudgetError:
     """The error for a budget that is below the least peak there is.
 
-    `why`: sentences on what cannot be made less.
+    `why`: sentences on what cannot be made less, for who reads the message: it then has
+    what is the largest at the peak, too. None: nobody does, another front may reach it.
     """
     text = f"budget={format_bytes(budget)} cannot be reached: "
     if best.findings:
@@ -104,9 +116,11 @@ def unreachable(
     if best.report is None:
         text += "the compiler found no way to fit any choice into the chip"
         return BudgetError(text)
-    rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
-    least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
-    text += least + "\n  ".join(rows) + "".join(f"\n{line}" for line in why)
+    text += f"the least is {format_bytes(best.peak)}"
+    if why is not None:
+        largest = sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3]
+        rows = ", of which the largest are\n  " + "\n  ".join(map(_described, largest))
+        text += rows + "".join(f"\n{line}" for line in why)
     return BudgetError(text, best.report.peak_bytes)
 
 
@@ -131,9 +145,16 @@ class SearchResult:
 def best_of(
     tried: Sequence[ReportedTrial], budget: float = math.inf
 ) -> ReportedTrial | None:
-    """The one with the fewest seconds of those that fit; None where none does."""
+    """The fastest of those that fit; None where none does."""
     fit = [t for t in tried if t.peak <= budget]
-    return min(fit, key=lambda t: (t.seconds, t.peak), default=None)
+    return min(fit, key=by_time(fit), default=None)
+
+
+def by_time(trials: Sequence[Trial]) -> Callable[[Trial], tuple[float, float]]:
+    """For sorting these: seconds, of the compiled steps where they are known of all."""
+    if any(t.step_seconds is None for t in trials if math.isfinite(t.peak)):
+        return lambda t: (t.seconds, t.peak)
+    return lambda t: (math.inf if t.step_seconds is None else t.step_seconds, t.peak)
 
 
 def _described(holder: Any) -> str:

@@ -13,14 +13,15 @@ from typing import Any
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Front, Searched, SearchedStep
 from jaxmem.scheduling.search.asks import Ask, Search
-from jaxmem.scheduling.search.budget import may_gain
 from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
+    best_of,
     by_peak,
     unreachable,
 )
+from jaxmem.scheduling.search.traced_step import OFF
 from jaxmem.scheduling.search.trials import Trials
 
 # Compiles to the end for one budget: on a TPU they may take more than was assigned.
@@ -49,13 +50,19 @@ class Strategy:
         return self._least() if budget is None else self._within(budget)
 
     def _least(self) -> Search[ReportedTrial]:
-        """The least peak of what sends no more than the step as it was given."""
-        given = replace(self._plain, unchanged=True)
+        """The least peak of what sends no more than the step as it was given.
+
+        What recomputes is taken where it is faster than what does not.
+        """
+        given, faster = replace(self._plain, unchanged=True), self._faster()
         free = [self._plain.having(config) for _, config in self._free]
-        yield from self._compiled([self._plain, *free, given])
-        tried = sorted(self.trials.tried, key=lambda t: t.peak)
+        yield from self._compiled([self._plain, *free, *faster, given])
+        tried = sorted(self.trials.tried, key=by_peak)
         plain = yield from self._settled(next(t for t in tried if t.choice == given))
+        first = next(t for t in tried if t.choice not in faster)
         for one in tried:
+            if one.choice in faster and best_of([first, one]) is first:
+                continue
             found = plain if one.choice == given else (yield from self._settled(one))
             if found.peak <= plain.peak and found.sent_bytes <= plain.sent_bytes:
                 return found
@@ -112,8 +119,16 @@ class Strategy:
         """Configurations that cost nothing."""
         return [(one, c) for one in self.passes for c in one.free(self.step)]
 
+    def _faster(self) -> list[Choice]:
+        """What takes less time than to keep all, if anything is expected to."""
+        if self.step.named:
+            return []
+        found = next(filter(None, (one.start(self.step) for one in self.passes)), ())
+        slack = self.step.traced.slack()
+        return [one.choice for one in found[:1] if one.seconds < -slack]
+
     def _within_limit(self) -> Search[ReportedTrial]:
-        """The fewest seconds whose assigned buffers are within the limit."""
+        """The fastest whose assigned buffers are within the limit."""
         trials = self.trials
         trials.tried, limit = [], trials.limit
         self.step = replace(self.step, limit=limit, front=())
@@ -125,13 +140,13 @@ class Strategy:
         fronts = Fronts(self.step, self.passes, trials, free)
         if any(one.in_parts for one in self.passes):
             if not trials.tried:
-                yield from self._first_trial(free)
+                yield from self._first_trial()
                 if trials.best is not None:
                     return trials.best
-            if self._is_near():
+            if self._may_fit():
                 with suppress(BudgetError):
                     found = yield from fronts.among(self.step.front)
-                    if found.seconds <= self.step.traced.slack():
+                    if fronts.is_fast(found):
                         return found
         found = yield from fronts.search()
         self.notes = fronts.notes
@@ -161,17 +176,15 @@ class Strategy:
             return found
         return [replace(found[0], choice=best), *found[1:]]
 
-    def _first_trial(self, free: Any) -> Search[None]:
-        """What recomputes nothing; with what costs nothing where that may help."""
-        choice = self.step.front[0].choice
-        yield from self._compiled([choice])
-        if free is not None and may_gain(self.trials.tried[0].peak, self.trials.limit):
-            yield from self._compiled([choice.having(free)])
+    def _first_trial(self) -> Search[None]:
+        """What is fastest by prediction; where that fits, what keeps all as well."""
+        first = self.step.front[0]
+        yield Ask(first.choice, first.seconds)
+        if self.trials.best is not None and first.seconds < 0:
+            yield from self._compiled([self._plain])  # that it is slower was predicted
 
-    def _is_near(self) -> bool:
-        """Whether hardly any recomputation is expected to do."""
-        # Then tiles gain nothing that is worth looking for them.
-        front = self.step.front
-        rest = self.trials[front[0].choice].peak - front[0].bytes
-        fits = (one for one in front if one.bytes + rest <= self.step.limit)
-        return next((one.seconds <= self.step.traced.slack() for one in fits), False)
+    def _may_fit(self) -> bool:
+        """Whether recomputation may do, without what runs in parts."""
+        first, last = self.step.front[0], self.step.front[-1]
+        rest = self.trials[first.choice].peak - first.bytes
+        return last.bytes + rest <= OFF * self.step.limit

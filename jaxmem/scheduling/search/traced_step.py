@@ -70,18 +70,6 @@ class TracedStep:
         there = ops.graph.bytes_of(ops.graph.arguments)
         return there, compiled_peak(as_compiled(ops, tpu))
 
-    def writing(self, choice: Choice) -> float:
-        """Seconds that what is recomputed under a choice writes longer than computes.
-
-        A product of few channels, as that of queries and keys, takes as long as its
-        output takes to be written. What keeps that output writes it once.
-        """
-        rows = self.rewritten(choice, ordered=False).description.recomputed
-        rows = [row for row in rows if row.flops]
-        rate = CHIPS[self.target].machine.bandwidth
-        times = (row.times * row.bytes / rate - row.seconds for row in rows)
-        return sum(time for time in times if time > 0)
-
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
         jaxpr = self.rewritten(choice).jaxpr

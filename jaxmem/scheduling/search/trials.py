@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Candidate
@@ -56,11 +56,6 @@ class Trials:
             more = int(_REFUSED * self.budget)
             self.excess = int(self.budget - found.peak) + more
 
-    def take_longer(self, more: Callable[[Choice], float]) -> None:
-        """Counts more seconds of each."""
-        longer = lambda t: replace(t, seconds=t.seconds + more(t.choice))
-        self.tried = list(map(longer, self.tried))
-
 
 @dataclass(frozen=True)
 class TrialBound:
@@ -71,14 +66,12 @@ class TrialBound:
       predicted: bytes of the peak of a choice.
       limit: bytes of a compiled peak that will do.
       seconds: what they have to take less than.
-      flops: of products, of which they must not recompute more.
     """
 
     trials: Trials
     predicted: Callable[[Choice], int]
     limit: float
     seconds: float = math.inf
-    flops: float = math.inf
 
     @property
     def least(self) -> float:
@@ -92,4 +85,4 @@ class TrialBound:
         return unknown if first is None else first.peak - self.predicted(first.choice)
 
     def allows(self, one: Candidate) -> bool:
-        return one.seconds < self.seconds and one.flops <= self.flops
+        return one.seconds < self.seconds

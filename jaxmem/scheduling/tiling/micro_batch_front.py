@@ -59,7 +59,6 @@ class _InParts:
             of_part,
             choice=of_part.choice.having(MicroBatches(self.n)),
             seconds=self.seconds + self.n * of_part.seconds,
-            flops=self.n * of_part.flops,
         )
 
 
@@ -93,16 +92,13 @@ def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candida
     Args:
       step: the step.
       room: bytes of a prediction that will do.
-      most: seconds that what fits has to take less than, or there are none. As those
-        of the candidates they count what recomputed products write (`step.writing`).
+      most: seconds that what fits has to take less than, or there are none.
     """
     least, best = most, []
     for one in _all_numbers(step):
         if one.seconds >= least:
             break
-        found = map(one.candidate, _with_peaks(one.part, _flat(one)))
-        longer = lambda c: replace(c, seconds=c.seconds + step.writing(c.choice))
-        found = list(map(longer, found))
+        found = list(map(one.candidate, _with_peaks(one.part, _flat(one))))
         time = _seconds_within(found, room)
         if time < least:
             least, best = time, found

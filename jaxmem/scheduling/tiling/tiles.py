@@ -86,8 +86,9 @@ class TileRegions(Searched[Tiles, TiledLists]):
         return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        if math.isfinite(bound.seconds):  # asked first: it has nothing better
-            return ()
+        if math.isfinite(bound.seconds):
+            found = in_tiles(step.traced, step.front, tiles_to, -math.inf, True)
+            return list(filter(bound.allows, found))
         above = bound.above(step.front[0].choice, math.inf)
         room = bound.limit / OFF - above  # what surely fits
         return in_tiles(step.traced, step.front, tiles_to, room)

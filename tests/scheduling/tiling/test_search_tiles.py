@@ -14,6 +14,7 @@ from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._searched import Candidate, SearchedStep
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import ReportedTrial
 from jaxmem.scheduling.search.strategy import Strategy
 from jaxmem.scheduling.search.trials import Trials
@@ -184,11 +185,20 @@ def test_limits_share_what_is_found_of_a_list(monkeypatch):
 def test_no_tiles_are_looked_for_where_the_slack_will_do():
     plain, other = Choice("h100"), Choice("h100", (Recompute(1.0),))
     flat = [Candidate(plain, 100, 0.0), Candidate(other, 50, 1.0)]
-    for slack, limit, near in ((1.0, 1060, True), (0.9, 1060, False), (1.0, 1, False)):
+    for slack, fast in ((1.0, True), (0.9, False)):
         traced = SimpleNamespace(slack=lambda slack=slack: slack)
-        step = SearchedStep(traced, limit=limit, front=flat)
-        tried = [ReportedTrial(plain, 1100.0, None, 0.0, None)]
-        assert Strategy(step, (), Trials(limit, tried))._is_near() == near
+        step = SearchedStep(traced, limit=1060, front=flat)
+        found = ReportedTrial(other, 1050.0, None, 1.0)
+        assert Fronts(step, (), Trials(1060)).is_fast(found) == fast
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(1060, True), (955, True), (954, False)])
+def test_recomputation_is_searched_first_where_it_may_do(limit, fits):
+    plain, other = Choice("h100"), Choice("h100", (Recompute(1.0),))
+    flat = [Candidate(plain, 100, 0.0), Candidate(other, 50, 1.0)]
+    tried = [ReportedTrial(plain, 1100.0, None, 0.0)]
+    step = SearchedStep(SimpleNamespace(), limit=limit, front=flat)
+    assert Strategy(step, (), Trials(limit, tried))._may_fit() == fits
 
 
 @pytest.mark.slow
