@@ -65,10 +65,10 @@ class Fronts:
         """Whether hardly anything is expected to be faster."""
         first = self.step.front[0]
         own = next((t for t in self.trials.tried if t.choice == first.choice), None)
-        times = one.step_seconds, own and own.step_seconds
-        if None in times:
-            times = one.seconds, first.seconds
-        return times[0] - times[1] <= self.step.traced.slack()
+        more = one.seconds - first.seconds
+        if own is not None and own.step_seconds and one.step_seconds:
+            more = one.step_seconds - own.step_seconds
+        return more <= self.step.traced.slack()
 
     def among(
         self, front: Front, one: Searched | None = None, most: int = _MOST - _KEPT
