@@ -215,8 +215,9 @@ class _BudgetRun:
         own = self.tried[len(self.asked.tried) :]
         like = [t for t in own if _kinds(t.choice) == _kinds(choice)]
         off = [t.step_seconds - t.seconds for t in like if t.step_seconds is not None]
-        known = bool(off) and best.step_seconds is not None
-        return known and seconds + min(off) > best.step_seconds
+        if best.step_seconds is None or not off:
+            return False
+        return seconds + min(off) > best.step_seconds
 
     def _in_few_layers(self, low: int) -> Search[None]:
         """Candidate `low` in as few layers as will do, in the others one above."""
