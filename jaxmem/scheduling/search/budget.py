@@ -61,7 +61,7 @@ class BudgetSearch:
     between: Callable[[Candidate, Candidate], Between | None] = lambda *ends: None
 
     def search(self) -> Search[ReportedTrial]:
-        """The choice with the fewest seconds whose compiled peak fits."""
+        """The fastest choice whose compiled peak fits."""
         return foreseen(lambda: _BudgetRun(self).search(), self.budget)
 
 

@@ -26,7 +26,7 @@ def search(
     audit: bool = True,
 ) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least."""
-    # Without a budget nothing that costs anything is recomputed. `named`: only what has
+    # Without a budget recomputation has to make the step faster. `named`: only what has
     # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
     # memory. `tile`: regions may be run in tiles. `audit`: no choice is taken in whose
     # module something is found. After `most` seconds, or when interrupted, it is the
