@@ -1,0 +1,136 @@
+"""Milliseconds over MiB: every checkpoint policy, and `schedule` in as many bytes.
+
+    python -m benchmarks.frontier                 # every model, and the pictures
+    python -m benchmarks.frontier Llama save_qkv  # rows that have both; others stay
+    python -m benchmarks.frontier --pictures      # the pictures alone
+
+Loss gradients of the models of `benchmarks.blocks`, scanned and unmodified, on an H100.
+The policies are JAX's, those of MaxText by name (`benchmarks.models.named`), and
+`nn.remat` of every second layer. A policy that sends arrays to the host's memory has no
+row of ours: no `schedule` here may. "ratio": our predicted time over the policy's.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+
+import jaxmem
+from benchmarks._common import MIB, RESULTS, publish_some, published, size_and_ms
+from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET, made
+from benchmarks.models import named
+from jaxmem.scheduling import BudgetError
+
+MODELS = ("BERT-Large, 8 x 512", *STACKS, *FUSED)
+EVERY_SECOND, WITHOUT = "nn.remat, every second layer", "no budget"
+COLUMNS = (
+    *("model", "policy", "temp MiB", "predicted ms"),
+    *("schedule: temp MiB", "schedule: predicted ms", "ratio", "compiles", "seconds"),
+)
+
+
+def step_of(name: str, policy: str):
+    """(loss gradient, its arguments) of a model under a policy."""
+    if policy == EVERY_SECOND:
+        gradient, model = made(name)
+        config = dataclasses.replace(model.config, layers=model.config.layers // 2)
+        return gradient(
+            model.clone(config=config, layer=named.every_second(model.layer))
+        )
+    gradient, model = made(name, {**POLICIES, **named.POLICIES}[policy])
+    step, args = gradient(model)
+    return (named.with_names(step) if policy in named.POLICIES else step), args
+
+
+@functools.cache
+def taken(name: str, policy: str) -> tuple[float, float]:
+    """(MiB of temporaries, predicted ms) under a policy."""
+    step, args = step_of(name, policy)
+    return size_and_ms(jaxmem.estimate(step, *args, target=TARGET))
+
+
+@functools.cache
+def plan_in(name: str, room: float | None):
+    """The plan of the unmodified model in so many MiB of temporaries; None: no budget.
+
+    None where they are out of reach.
+    """
+    step, args = step_of(name, "plain")
+    budget = None
+    if room is not None:
+        plain = jaxmem.estimate(step, *args, target=TARGET)
+        budget = plain.peak_bytes - plain.temp_bytes + round((room + 0.5) * MIB)
+    scheduled = jaxmem.schedule(step, budget, target=TARGET, donate_argnums=())
+    try:
+        return scheduled.plan(*args)
+    except BudgetError as error:
+        print(error)
+        return None
+
+
+def row(name: str, policy: str) -> tuple:
+    """A policy, and ours in its bytes; without a budget beside the fastest policy."""
+    if policy == WITHOUT:
+        found = [taken(name, p) for p in policies() if p not in named.OFFLOADED]
+        theirs, plan = min(found, key=lambda one: one[1]), plan_in(name, None)
+    else:
+        theirs = taken(name, policy)
+        if policy in named.OFFLOADED:
+            return (*theirs, *[""] * 5)
+        plan = plan_in(name, float(round(theirs[0])))
+    if plan is None:
+        return (*theirs, "out of reach", *[""] * 4)
+    ours = size_and_ms(plan.scheduled)
+    about = len(plan.tried), plan.planning_seconds
+    return (*theirs, *ours, round(ours[1] / theirs[1], 3), *about)
+
+
+def policies() -> tuple[str, ...]:
+    return (*POLICIES, EVERY_SECOND, *named.POLICIES)
+
+
+def measures() -> dict[tuple[str, str], Callable[[], tuple]]:
+    """The first cells of the rows -> what measures the rest."""
+    every = (*policies(), WITHOUT)
+    return {(m, p): functools.partial(row, m, p) for m in MODELS for p in every}
+
+
+def draw() -> None:
+    """One picture a model: each policy a point, ours the line."""
+    import matplotlib.pyplot as plt
+
+    found = [dict(zip(COLUMNS, r, strict=True)) for r in published("frontier")]
+    names = list(dict.fromkeys(r["model"] for r in found))
+    columns = min(3, len(names))
+    shape = -(-len(names) // columns), columns
+    size = (5.5 * shape[1], 4.2 * shape[0])
+    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False)
+    for ax, name in zip(axes.flat, names, strict=False):
+        own = [r for r in found if r["model"] == name]
+        for r in (r for r in own if r["policy"] not in (WITHOUT, "plain")):
+            away = r["policy"] in named.OFFLOADED
+            marker = "^" if away else "x"
+            label = f"{r['policy']} (host)" if away else r["policy"]
+            point = float(r["temp MiB"]), float(r["predicted ms"])
+            ax.plot(*point, marker=marker, linestyle="", label=label)
+        ours = ("schedule: temp MiB", "schedule: predicted ms")
+        points = [tuple(float(r[c]) for c in ours) for r in own if r["ratio"]]
+        ax.plot(*zip(*sorted(set(points)), strict=True), marker="o", label="schedule")
+        ax.set(title=name, xlabel="temporaries, MiB", xscale="log")
+        ax.legend(fontsize=6)
+    for ax in axes.flat[len(names) :]:
+        ax.set_axis_off()
+    axes[0][0].set_ylabel("predicted ms")
+    figure.tight_layout()
+    figure.savefig(RESULTS / "frontier.png", dpi=110)
+
+
+def main() -> None:
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    if "--pictures" not in sys.argv[1:]:
+        publish_some("frontier", COLUMNS, measures(), words)
+    draw()
+
+
+if __name__ == "__main__":
+    main()

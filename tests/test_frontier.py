@@ -1,0 +1,84 @@
+"""The policies that the frontier compares with keep what they are called after."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import blocks, frontier
+from benchmarks.models import named
+from jaxmem.ir import jaxprs
+from tests.scheduling.test_scan_residuals import stacked
+
+LLAMA = "Llama-1B blocks, 2 x 2048"
+ON_DEVICE = [p for p in frontier.policies() if p not in named.OFFLOADED]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    made, smaller = blocks.made, blocks.smaller
+    wide = lambda config: dataclasses.replace(smaller(config), dtype=jnp.float32)
+    monkeypatch.setattr(blocks, "smaller", wide)
+    of = lambda name, policy=None: made(name, policy, small=True)
+    monkeypatch.setattr(frontier, "made", of)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def names_in(policy: str) -> set[str]:
+    step, args = frontier.step_of(LLAMA, policy)
+    found = jaxprs.walk(jax.make_jaxpr(step)(*args))
+    return {e.params["name"] for e in found if e.primitive.name == "name"}
+
+
+def test_products_are_marked_as_maxtext_marks_them():
+    every = {*named.OUTPUTS.values(), "context"}
+    assert names_in("save_qkv_proj") == every
+    assert not names_in("nothing_saveable")
+
+
+def kept(policy: str) -> int:
+    """Bytes that the forward scan hands to the backward one."""
+    step, args = frontier.step_of(LLAMA, policy)
+    return sum(stacked(jax.make_jaxpr(step)(*args)))
+
+
+def test_policies_keep_the_products_that_they_list():
+    """Beyond a layer's input: batch 2, 64 positions, float32, two layers."""
+    config = blocks.smaller(blocks.LLAMA_1B)
+    row = lambda channels: 2 * 2 * 64 * channels * 4
+    keys = 2 * config.width * config.kv_heads // config.heads
+    least, out = kept("nothing_saveable"), row(config.width)
+    assert least == out
+    qkv = row(config.width + keys)
+    assert kept("save_out_proj") - least == out
+    assert kept("save_qkv_proj") - least == qkv
+    assert kept("save_dot_except_mlp") - least == qkv + out
+    assert kept("save_dot_with_context_except_mlp") - least == qkv + 2 * out
+    # nothing needs the output of the MLP, which is only added
+    assert kept("save_dot_except_mlpwi") - least == qkv + out
+
+
+@pytest.mark.parametrize("policy", ON_DEVICE)
+def test_each_is_the_same_gradient(policy):
+    step, (params, x, key) = frontier.step_of(LLAMA, policy)
+    keys = iter(jax.random.split(jax.random.key(0), 100))
+    drawn = lambda s: jax.random.normal(next(keys), s.shape, s.dtype) * 0.05
+    params, x = jax.tree.map(drawn, params), drawn(x)
+    key = jax.random.key_data(jax.random.key(1))
+    got = step(params, x, key)
+    if policy == frontier.EVERY_SECOND:
+        got, params = one_after_another(got), one_after_another(params)
+    want = frontier.step_of(LLAMA, "plain")[0](params, x, key)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        # some dozens of roundings of float32, in units of the largest
+        np.testing.assert_allclose(g, w, atol=2**-17 * np.abs(w).max(), rtol=0)
+
+
+def one_after_another(tree):
+    """Stacks of layers of those of one pair."""
+    first, second = (tree["layers"][name] for name in ("first", "second"))
+    both = lambda a, b: np.concatenate([a, b])
+    return {"layers": jax.tree.map(both, first, second)}
