@@ -157,9 +157,9 @@ def front_of(tx, rows):
 
 def test_what_is_recomputed_while_the_link_is_busy_costs_nothing():
     """Moments fill the link: less is sent away, and more recomputed, than without."""
-    waiting, free = front_of(adama(1e-3), rows=256)
+    waiting, free = front_of(adama(1e-3), rows=128)
     assert waiting == 0
-    waiting, busy = front_of(on_host(adama(1e-3)), rows=256)
+    waiting, busy = front_of(on_host(adama(1e-3)), rows=128)
     moved = 4 * L * SIZE * 4  # two moments of float32, there and back
     assert 0.5 * moved / 64e9 < waiting < moved / 64e9
     sent = lambda front: [c for c in front if c.choice.get(Recompute).offload]

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.chips import CHIPS
-from jaxmem.cost.equations import seconds
+from jaxmem.cost.equations import flops, seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.communication import sent
 from jaxmem.ir.shards import of_shardings
@@ -71,7 +71,9 @@ def test_the_price_of_a_sum_over_devices(closed, places):
     own = 4 * SIZE * ROWS // 4
     assert [sent(e, pair.inside()) for e in (first, second)] == [0, own]
     machine = CHIPS["h100"].machine
-    wanted = seconds(second, machine) / 8 + own / machine.link
+    # eight share the work, and four what comes of it: the sum is on both of two
+    written = 4 * SIZE * ROWS / 4 / machine.bandwidth
+    wanted = max(flops(second) / 8 / machine.wide, written) + own / machine.link
     price = pair.priced(price_at(RATE, "h100"))
     assert price(second) == pytest.approx(RATE * wanted, rel=1e-12)
     assert price(first) == pytest.approx(RATE * seconds(first, machine) / 8)

@@ -158,15 +158,20 @@ def space_of(
 def pareto_front(space: SearchSpace) -> list[Candidate]:
     """The corners, the fewest seconds first."""
     first, free = _candidate(space, None), _candidate(space, math.inf)
-    least = LEAST * first.bytes
-    last = _cheapest(space, _candidate(space, _lowest(space)), least)
+    lowest, least = _candidate(space, _lowest(space)), LEAST * first.bytes
+    last = _cheapest(space, lowest, least)
     corners = _undominated([free, *_between(space, free, last, least), last])
     found = [first, free, corners[0], *_centred(space, corners), last]
     longer = lambda c: space.longer(c.seconds, first.bytes - c.bytes)
     found = _from_fastest([replace(c, seconds=longer(c)) for c in found])
     if space.offload:
         found += _away(space, found[-1])
-    return descending(found, least)
+    found = descending(found, least)
+    if not space.offload and lowest.bytes < found[-1].bytes:
+        # what keeps hardly less, for as long as more seconds are predicted: where no
+        # logits are kept a softmax is computed once more, and its maxima with it
+        found.append(replace(lowest, seconds=longer(lowest)))
+    return found
 
 
 def all_kept(space: SearchSpace) -> int:
