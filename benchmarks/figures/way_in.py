@@ -76,7 +76,7 @@ def _budget() -> tuple[str, str, str]:
     call = '`jaxmem.schedule(step, budget="14GiB", target="h100")`'
     return (
         call,
-        "recomputation: of the compiled steps that fit the fastest, by predicted seconds",
+        "recomputation: the fastest compiled step that fits, by prediction",
         example,
     )
 
