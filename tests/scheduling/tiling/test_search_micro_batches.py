@@ -97,7 +97,7 @@ def test_the_least_number_that_is_predicted_to_fit(traced):
         assert first.bytes <= peak(n) < peak(n // 2)
         rows = step.rewritten(first.choice).description.tiles
         assert first.seconds <= sum(row.seconds for row in rows)
-        assert {one.choice.get(MicroBatches).n for one in others} == {n}
+        assert {one.choice.get(MicroBatches).n for one in others} <= {n}
 
 
 @pytest.mark.slow
