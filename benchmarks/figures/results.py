@@ -28,6 +28,7 @@ CHIPS = {
     "fewbit-output": NOTHING,
     "fewbit-tables": NOTHING,
     "foreign": H100,
+    "frontier": H100,
     "headlines": "what each row says",
     "frozen": NOTHING,
     "frozen_h100": H100,
