@@ -84,9 +84,10 @@ def schedule(
         brings its own donated arguments along. It should contain the gradient and the
         update.
       budget: the peak that the compiled step may have on one device, arguments
-        included, in bytes or as text like "14GiB"; by default nothing that costs
-        anything is recomputed. The first call with new shapes compiles the step a
-        few times to find out.
+        included, in bytes or as text like "14GiB": the fastest step that fits is
+        taken, by the predicted seconds of what was compiled. By default something is
+        recomputed only where that is free, or with a `target` makes the step faster.
+        The first call with new shapes compiles the step a few times to find out.
       target: the chip of `jaxmem.targets()` that the step is for: it is compiled for
         it both as given and as scheduled, and what takes less is run. By default
         nothing is compiled to compare, and a budget is for this process's first device.
