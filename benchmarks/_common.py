@@ -150,6 +150,11 @@ def size_and_ms(report: MemoryReport, what: str = "temp_bytes") -> tuple[float, 
     return getattr(report, what) / MIB, milliseconds(report)
 
 
+def peak_with(report: MemoryReport, temp: float) -> int:
+    """Bytes of the peak if temporaries took so many MiB, to half a MiB."""
+    return report.peak_bytes - report.temp_bytes + round((temp + 0.5) * MIB)
+
+
 def compiled_with_ms(
     step: Callable, *args, what: str, **how
 ) -> tuple[float | str, float | str]:

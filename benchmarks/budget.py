@@ -14,7 +14,14 @@ import math
 import sys
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, size_and_ms
+from benchmarks._common import (
+    RESULTS,
+    as_a_whole,
+    peak_with,
+    publish,
+    published,
+    size_and_ms,
+)
 from benchmarks.blocks import POLICIES, TARGET, made, matmul_flops
 from jaxmem.scheduling import BudgetError
 
@@ -63,8 +70,7 @@ def row(name: str, budget: float):
     gradient, model = made(name)
     step, args = gradient(model)
     plain = jaxmem.estimate(step, *args, target=TARGET)
-    rest = plain.peak_bytes - plain.temp_bytes
-    room = rest + round((budget + 0.5) * MIB)
+    room = peak_with(plain, budget)
     scheduled = jaxmem.schedule(step, room, target=TARGET, donate_argnums=())
     rows, flops = stock(name)
     fits = [r for r in rows if r[1] <= budget + 0.5]
@@ -112,17 +118,23 @@ def draw(rows) -> None:
     )
     for ax, name in zip(axes[0], names, strict=True):
         own = [r for r in rows if r["model"] == name]
-        ours = sorted(point(r, "") for r in own)
-        ax.plot(*zip(*ours, strict=True), marker="o", markersize=3, label="schedule")
         theirs = {r["stock policy"]: point(r, "its ") for r in own}
-        for policy, (temp, ms) in theirs.items():
-            if policy != "none":
-                ax.plot(temp, ms, marker="x", linestyle="", label=policy)
-        ax.set(title=name, xlabel="temporaries, MiB", xscale="log", ylim=(0, None))
-        ax.legend(fontsize=7)
+        theirs.pop("none", None)
+        panel(ax, name, [point(r, "") for r in own], theirs)
+        ax.set(ylim=(0, None))
     axes[0][0].set_ylabel("predicted ms")
     figure.tight_layout()
     figure.savefig(RESULTS / "budget.png", dpi=120)
+
+
+def panel(ax, name: str, ours, theirs) -> None:
+    """Our (MiB, ms) as a line, and the policies' as points, by name."""
+    line = sorted(set(ours))
+    ax.plot(*zip(*line, strict=True), marker="o", markersize=3, label="schedule")
+    for policy, point in theirs.items():
+        ax.plot(*point, marker="x", linestyle="", label=policy)
+    ax.set(title=name, xlabel="temporaries, MiB", xscale="log")
+    ax.legend(fontsize=6)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,15 @@ import sys
 from collections.abc import Callable
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, publish_some, published, size_and_ms
+from benchmarks._common import (
+    RESULTS,
+    peak_with,
+    publish_some,
+    published,
+    size_and_ms,
+)
 from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET, made
+from benchmarks.budget import AXES, panel
 from benchmarks.models import named
 from jaxmem.scheduling import BudgetError
 
@@ -59,7 +66,7 @@ def plan_in(name: str, room: float | None):
     budget = None
     if room is not None:
         plain = jaxmem.estimate(step, *args, target=TARGET)
-        budget = plain.peak_bytes - plain.temp_bytes + round((room + 0.5) * MIB)
+        budget = peak_with(plain, room)
     scheduled = jaxmem.schedule(step, budget, target=TARGET, donate_argnums=())
     try:
         return scheduled.plan(*args)
@@ -103,6 +110,7 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     found = [dict(zip(COLUMNS, r, strict=True)) for r in published("frontier")]
+    point = lambda r, of="": tuple(float(r[f"{of}{c}"]) for c in AXES)
     names = list(dict.fromkeys(r["model"] for r in found))
     columns = min(3, len(names))
     shape = -(-len(names) // columns), columns
@@ -110,15 +118,9 @@ def draw() -> None:
     figure, axes = plt.subplots(*shape, figsize=size, squeeze=False)
     for ax, name in zip(axes.flat, names, strict=False):
         own = [r for r in found if r["model"] == name]
-        shown = [p for p in policies() if p not in ("plain", *named.OFFLOADED)]
-        for r in (r for r in own if r["policy"] in shown):
-            point = float(r["temp MiB"]), float(r["predicted ms"])
-            ax.plot(*point, marker="x", linestyle="", label=r["policy"])
-        ours = ("schedule: temp MiB", "schedule: predicted ms")
-        points = [tuple(float(r[c]) for c in ours) for r in own if r["ratio"]]
-        ax.plot(*zip(*sorted(set(points)), strict=True), marker="o", label="schedule")
-        ax.set(title=name, xlabel="temporaries, MiB", xscale="log")
-        ax.legend(fontsize=6)
+        away = "plain", WITHOUT, *named.OFFLOADED
+        theirs = {r["policy"]: point(r) for r in own if r["policy"] not in away}
+        panel(ax, name, [point(r, "schedule: ") for r in own if r["ratio"]], theirs)
     for ax in axes.flat[len(names) :]:
         ax.set_axis_off()
     axes[0][0].set_ylabel("predicted ms")

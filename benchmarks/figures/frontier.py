@@ -1,9 +1,15 @@
 """The figures of docs/frontier.md: `schedule` in the bytes of every policy."""
 
-import math
 import statistics
 
-from benchmarks.figures.rows import Row, figures, rows, table
+from benchmarks.figures.rows import (
+    TEMP_AND_MS,
+    Row,
+    figures,
+    rows,
+    table,
+    with_older,
+)
 
 WITHOUT, PLAIN = "no budget", "plain"
 
@@ -23,8 +29,7 @@ def _mean(found: list[Row]) -> float:
 
 
 def _both(r: Row, of: str = "") -> str:
-    temp, ms = (float(r[f"{of}{c}"]) for c in ("temp MiB", "predicted ms"))
-    return f"{temp:,.0f} / {ms:.1f}"
+    return with_older(r, r, {f"{of}{c}": f for c, f in TEMP_AND_MS.items()})
 
 
 @figures("frontier")
@@ -58,8 +63,7 @@ def _line(model: str) -> list[str]:
 def _form(fused: bool) -> str:
     found = [r for m in models() if ("fused" in m) == fused for r in of_policies(m)]
     slower = sum(float(r["ratio"]) > 1 for r in found)
-    mean = _mean(found) if found else math.nan
-    return f"{mean:.2f} over {len(found)} points, of which {slower} are above 1"
+    return f"{_mean(found):.2f} over {len(found)} points, of which {slower} are above 1"
 
 
 figures("frontier, written out")(lambda: _form(False))

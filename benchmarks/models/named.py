@@ -6,7 +6,7 @@ interceptor of Flax marks them by the names of the modules: no model is written 
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -80,14 +80,9 @@ def every_second(layer: type[nn.Module]) -> type[nn.Module]:
 
         @nn.compact
         def __call__(self, x, _):
-            settings = list(_settings(self, layer))
-            x, _ = first(*settings, name="first")(x, None)
-            return layer(*settings, name="second")(x, None)
+            own = {"config": self.config, "deterministic": self.deterministic}
+            own = {k: v for k, v in own.items() if k in layer.__dataclass_fields__}
+            x, _ = first(**own, name="first")(x, None)
+            return layer(**own, name="second")(x, None)
 
     return Pair
-
-
-def _settings(pair: nn.Module, layer: type[nn.Module]) -> Iterator[Any]:
-    yield pair.config
-    if "deterministic" in layer.__dataclass_fields__:
-        yield pair.deterministic

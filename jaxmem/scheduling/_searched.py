@@ -111,6 +111,11 @@ class SearchedStep:
         return self.traced.target
 
 
+def start_of(step: SearchedStep, passes: Sequence["Searched"]) -> Front:
+    """What the first pass that knows it without a search would start from."""
+    return next(filter(None, (one.start(step) for one in passes)), ())
+
+
 class Searched(Pass[C, R]):
     """A pass whose configuration a search varies."""
 

@@ -159,13 +159,9 @@ class _BudgetRun:
     def _either(self, i: int) -> Search[float]:
         """The compiled peak, with what costs nothing or without; for any budget."""
         candidate = self.asked.candidates[i]
-        free = () if self.asked.free is None else (self.asked.free,)
-        choices = list(
-            dict.fromkeys((candidate.choice, candidate.choice.having(*free)))
-        )
-        tried = {t.choice for t in self.tried}
-        for choice in choices:
-            if choice not in tried:
+        choices = candidate.choice, self._choice(candidate)
+        for choice in choices:  # the same one twice, where nothing costs nothing
+            if all(t.choice != choice for t in self.tried):
                 expected = self.peaks.expected(i)
                 yield from self._compiled(choice, candidate.seconds, expected)
         peak = min(t.peak for t in self.tried if t.choice in choices)

@@ -13,7 +13,7 @@ from jaxmem.ir.shards import of_shardings
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite, searched
 from jaxmem.scheduling._remembered import Remembered
-from jaxmem.scheduling._searched import Candidate, SearchedStep
+from jaxmem.scheduling._searched import Candidate, SearchedStep, start_of
 from jaxmem.scheduling._shardings import argument_shardings
 from jaxmem.scheduling.search.traced_step import TracedStep
 
@@ -81,8 +81,8 @@ def _candidates(step: TracedStep, enough: float) -> Iterator[tuple[int, str]]:
     """
     plain = Choice(step.target)
     asked, passes = SearchedStep(step), searched()
-    front = next(filter(None, (one.start(asked) for one in passes)), None)
-    asked = replace(asked, front=front or [Candidate(plain, step.predicted(plain), 0)])
+    front = start_of(asked, passes) or [Candidate(plain, step.predicted(plain), 0)]
+    asked = replace(asked, front=front)
     for one in sorted(passes, key=lambda one: (one.in_parts, not one.whole_step)):
         yield from one.expected(asked, enough)
 

@@ -143,10 +143,10 @@ class Fronts:
 
         Compiled steps are off from their predictions by as much as one of them is.
         """
-        times = ((t.step_seconds, t.seconds) for t in self.trials.tried)
-        off = [step - predicted for step, predicted in times if step is not None]
         if best.step_seconds is None:
             return best.seconds
+        times = ((t.step_seconds, t.seconds) for t in self.trials.tried)
+        off = (step - predicted for step, predicted in times if step is not None)
         return best.step_seconds - min(off)
 
     def _bound(self, limit: float, *less: float) -> TrialBound:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._searched import Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import Front, Searched, SearchedStep, start_of
 from jaxmem.scheduling.search.asks import Ask, Search
 from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import (
@@ -123,9 +123,8 @@ class Strategy:
         """What takes less time than to keep all, if anything is expected to."""
         if self.step.named:
             return []
-        found = next(filter(None, (one.start(self.step) for one in self.passes)), ())
-        slack = self.step.traced.slack()
-        return [one.choice for one in found[:1] if one.seconds < -slack]
+        slack, first = self.step.traced.slack(), start_of(self.step, self.passes)[:1]
+        return [one.choice for one in first if one.seconds < -slack]
 
     def _within_limit(self) -> Search[ReportedTrial]:
         """The fastest whose assigned buffers are within the limit."""
@@ -181,7 +180,7 @@ class Strategy:
         first = self.step.front[0]
         yield Ask(first.choice, first.seconds)
         if self.trials.best is not None and first.seconds < 0:
-            yield from self._compiled([self._plain])  # that it is slower was predicted
+            yield Ask(self._plain)  # that it is slower was predicted
 
     def _may_fit(self) -> bool:
         """Whether recomputation may do, without what runs in parts."""
