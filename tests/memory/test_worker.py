@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxmem.memory import CompileError, begin, estimate
@@ -105,3 +107,26 @@ def _children(pid):
         pytest.skip("this system does not tell a process's children")
     with open(path) as file:
         return file.read().split()
+
+
+@needs_h100
+@pytest.mark.parametrize("own", [None, {"xla_gpu_autotune_level": 4}])
+def test_kernels_are_not_tried_where_the_caller_does_not_say_how(monkeypatch, own):
+    asked, result = [], pooling.Compile.result
+    told = lambda self: asked.append(self._request["compiler_options"]) or result(self)
+    monkeypatch.setattr(pooling.Compile, "result", told)
+    estimate(sgd, W, X, target="h100", cache=False, compiler_options=own)
+    assert asked == [own or {"xla_gpu_autotune_level": 0}]
+
+
+@needs_h100
+def test_without_kernels_tried_the_module_is_as_large_and_as_fast():
+    def step(x, w):
+        return jnp.sum(jax.nn.softmax(jnp.tanh(x @ w) @ w, axis=-1) ** 2)
+
+    args = jnp.ones((512, 256)), jnp.ones((256, 256))
+    about = {"target": "h100", "cache": False}
+    how = {"compiler_options": {"xla_gpu_autotune_level": 4}}
+    tried, untried = (estimate(jax.grad(step), *args, **about, **h) for h in (how, {}))
+    assert tried.temp_bytes == untried.temp_bytes
+    assert tried.seconds == untried.seconds

@@ -38,6 +38,14 @@ class Labels(NamedTuple):
         sides = self.ins + self.outs
         return tuple(of.index(label) if label in of else None for of in sides)
 
+    def tied(self, k: int, axis: int) -> frozenset[tuple[int, int]]:
+        """Axes with the label of an axis of array `k`; empty where it has none."""
+        sides = self.ins + self.outs
+        label = sides[k][axis]
+        every = ((m, d) for m, of in enumerate(sides) for d in range(len(of)))
+        same = (at for at in every if sides[at[0]][at[1]] == label)
+        return frozenset() if label is None else frozenset(same)
+
 
 Rule = Callable[[Any, int], Labels | str]
 

@@ -53,7 +53,8 @@ class Fronts:
         best = self.trials.best or (yield from self._first())
         if self.is_fast(best):
             return best
-        for one in reversed(self.passes):
+        # what must save more comes last: the others lower what it has to be below
+        for one in sorted(reversed(self.passes), key=lambda one: one.margin):
             if not one.whole_step and one is not self._found_by:
                 best = yield from self._faster(one, best, _MOST - _KEPT)
         for one in self.passes:
@@ -127,7 +128,8 @@ class Fronts:
     ) -> Search[ReportedTrial]:
         """The best, or a candidate of a pass that takes less time."""
         traced = self.step.traced
-        gain = max(traced.slack(), one.margin * traced.own_seconds())
+        own = best.step_seconds or traced.own_seconds()
+        gain = max(traced.slack(), one.margin * own)
         bound = self._bound(self.trials.limit, self._at_most(best) - gain)
         least = self.step.front[0].seconds
         front = one.candidates(self.step, bound) if bound.seconds > least else ()

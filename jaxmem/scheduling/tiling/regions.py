@@ -104,18 +104,34 @@ class Region(Propagation):
 
 def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
     """The region that `find` gives for n parts, from that of fewer; None: not known."""
-    # It is the same where all that was looked at has the same labels, and n divides
-    # what is cut: what fewer parts did not divide, more do not either.
+    # It is the same where the labels tie the same axes to those that are cut, in all
+    # that was looked at, and n divides them: what fewer parts did not divide, more do
+    # not either.
     if n % region.n or any(DIVIDES in why for why in region.blocked.values()):
         return None
     looked_at = (*region.eqns, *region.blocked)
     more = replace(region, n=n)
     new, old = more.blocks, region.blocks
-    if any(graph.labels(i, new) != graph.labels(i, old) for i in looked_at):
+    if not all(_tied_alike(graph, region, i, old, new) for i in looked_at):
         return None
     if any(v.aval.shape[axis] % new for v, axis in more.axes.items()):
         return None
     return more
+
+
+def _tied_alike(graph: RegionGraph, region: Region, i: int, old: int, new: int) -> bool:
+    """Whether the axes that a region knows of an equation are tied to the same ones."""
+    # a reshape has others that can be cut in `old` parts, and not in `new`
+    before, after = graph.labels(i, old), graph.labels(i, new)
+    if before == after:
+        return True
+    if isinstance(before, str) or isinstance(after, str):
+        return False
+    eqn = graph.eqns[i]
+    known = enumerate(region.all_at([*eqn.invars, *eqn.outvars]))
+    axes = [(k, p.axis) for k, p in known if isinstance(p, Shard)]
+    same = all(before.tied(*at) == after.tied(*at) for at in axes)
+    return same and before.combine == after.combine
 
 
 def bits_of(positions: Iterable[int]) -> int:

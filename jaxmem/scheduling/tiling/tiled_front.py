@@ -42,10 +42,11 @@ def beside_sequences(
     cuts_to: Cuts,
     enough: float = -math.inf,
     alone: bool = False,
+    within: float = math.inf,
 ) -> list[Candidate]:
     """The front of sequences, and of tiles in the first of them, which has none.
 
-    `cuts_to`, `enough`, `alone`: as for `with_tiles`.
+    The other arguments are as for `with_tiles`.
     """
     # The positions of a sequence are those of a step without tiles.
     free = flat[0]
@@ -53,7 +54,7 @@ def beside_sequences(
     for cuts in _cuts(step, free.choice, 0, cuts_to):
         choice = free.choice.having(*cuts)
         seconds = sum(row.seconds for row in _rows(step, choice))
-        if seconds >= _least_seconds(found, enough):
+        if seconds >= min(within, _least_seconds(found, enough)):
             break
         peak = step.predicted(choice)
         found.append(replace(free, choice=choice, seconds=seconds, bytes=peak))
@@ -71,6 +72,7 @@ def with_tiles(
     cuts_to: Cuts,
     enough: float = -math.inf,
     alone: bool = False,
+    within: float = math.inf,
 ) -> list[Candidate]:
     """The front of these candidates, as they are and in tiles; `bytes` are of peaks.
 
@@ -83,12 +85,15 @@ def with_tiles(
       enough: bytes of a prediction that will do: there are no smaller tiles than those
         that take as long as a candidate below it.
       alone: whether it is the front of those in tiles alone.
+      within: seconds that a candidate takes less than.
     """
+    within -= min(one.seconds for one in flat)
     lines = [] if alone else [_line(step, flat, ())]
     found = [line.candidate(one) for line in lines for one in flat]
     for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, cuts_to):
         rows = _rows(step, flat[-1].choice.having(*cuts))
-        if sum(row.seconds for row in rows) >= _least_seconds(found, enough):
+        seconds = sum(row.seconds for row in rows)
+        if seconds >= min(within, _least_seconds(found, enough)):
             break
         line = _line(step, flat, cuts)
         found += map(line.candidate, flat)

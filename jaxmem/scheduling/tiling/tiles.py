@@ -87,7 +87,9 @@ class TileRegions(Searched[Tiles, TiledLists]):
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         if math.isfinite(bound.seconds):
-            found = in_tiles(step.traced, step.front, tiles_to, -math.inf, True)
+            found = in_tiles(
+                step.traced, step.front, tiles_to, -math.inf, True, bound.seconds
+            )
             return list(filter(bound.allows, found))
         above = bound.above(step.front[0].choice, math.inf)
         room = bound.limit / OFF - above  # what surely fits

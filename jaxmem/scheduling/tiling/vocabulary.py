@@ -46,7 +46,9 @@ class CutAxis:
 
 def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
     """What is found for each product, the largest first; or why there is nothing."""
-    products = [i for i, e in enumerate(graph.eqns) if _is_linear_layer(e)]
+    maximised = _maximised(graph)
+    of_softmax = lambda e: _is_linear_layer(e) and e.outvars[0] in maximised
+    products = [i for i, e in enumerate(graph.eqns) if of_softmax(e)]
     products.sort(key=lambda i: -elements(graph.eqns[i].outvars[0].aval.shape))
     # every block makes its own part of them
     masks = {v for i in from_nothing(graph.eqns) for v in graph.eqns[i].outvars}
@@ -60,6 +62,18 @@ def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
                 taken |= found.cut.keys()
             if found is not None:
                 yield found
+
+
+def _maximised(graph: JaxprGraph) -> set[Any]:
+    """Variables of which a maximum is made without another product."""
+    found: set[Any] = set()
+    for eqn in reversed(graph.eqns):
+        if primitives.is_product(eqn):
+            continue
+        is_maximum = eqn.primitive.name in ("reduce_max", "argmax")
+        if is_maximum or not found.isdisjoint(eqn.outvars):
+            found.update(filter(is_var, eqn.invars))
+    return found
 
 
 def _is_linear_layer(eqn) -> bool:

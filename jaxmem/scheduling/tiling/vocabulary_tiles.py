@@ -110,7 +110,9 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
                 yield f"a softmax is not computed block by block: {plan}"
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        found = in_tiles(step.traced, step.front, _blocks_to, -math.inf, True)
+        found = in_tiles(
+            step.traced, step.front, _blocks_to, -math.inf, True, bound.seconds
+        )
         return list(filter(bound.allows, found))
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:

@@ -10,6 +10,7 @@ import jaxmem
 from jaxmem.chips import CHIPS
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Choice, _passes
+from jaxmem.scheduling.tiling import vocabulary
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 from tests.sets import some_fast
 
@@ -269,6 +270,21 @@ def test_what_has_no_softmax_is_left_without_a_word():
     _, done = tiled(jax.grad(loss), example("float32"), VocabularyTiles(n=4))
     assert not done.did(VocabularyTiles)
     assert not any("softmax" in note for note in done.notes)
+
+
+def test_products_that_lead_to_no_maximum_are_not_looked_at(monkeypatch):
+    """Of a layer before the head, and of the gradients, there is no softmax."""
+
+    def loss(p, x, labels):
+        return integer_labels(p, jnp.tanh(x @ jnp.eye(WIDTH, dtype=x.dtype)), labels)
+
+    looked_at = []
+    result = vocabulary._Growth.result
+    told = lambda self: looked_at.append(self.product) or result(self)
+    monkeypatch.setattr(vocabulary._Growth, "result", told)
+    _, done = tiled(jax.grad(loss), example("float32"), VocabularyTiles(n=4))
+    assert done.did(VocabularyTiles)
+    assert len(set(looked_at)) == 1
 
 
 def test_a_limit_takes_the_least_number_of_blocks_that_holds_less():
