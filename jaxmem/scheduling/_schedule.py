@@ -70,8 +70,8 @@ def schedule(
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 
-    With a target, the step is compiled as given and as rewritten, and what takes less
-    is run. Without one nothing is compiled to compare: then layers are put in order
+    With a target, the step is compiled as given and as rewritten, and of what has no
+    larger peak the least product of bytes and predicted seconds is run. Without one nothing is compiled to compare: then layers are put in order
     only where the step's graph has more than half of its temporaries in gradients that
     wait, and residuals are recomputed only where they take more than the largest array
     of a layer. The plan's notes say what was left out.
@@ -89,7 +89,7 @@ def schedule(
         recomputed only where that is free, or with a `target` makes the step faster.
         The first call with new shapes compiles the step a few times to find out.
       target: the chip of `jaxmem.targets()` that the step is for: it is compiled for
-        it both as given and as scheduled, and what takes less is run. By default
+        it both as given and as scheduled, and the better is run. By default
         nothing is compiled to compare, and a budget is for this process's first device.
       donate_argnums: positional arguments whose buffers the step may reuse: the
         parameters and the optimizer state, or nothing is updated in place and no

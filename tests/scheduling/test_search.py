@@ -1,6 +1,7 @@
 """A search as its caller sees it: what it compiles, when it ends, what it remembers."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -27,6 +28,7 @@ from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
 from jaxmem.scheduling.search import traced_step
+from jaxmem.scheduling.search.result import ReportedTrial, by_peak_and_time
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
 SDS = jax.ShapeDtypeStruct
@@ -445,3 +447,17 @@ def test_a_search_reads_no_report(monkeypatch):
     assert len(plan.tried) > 2 and not read
     assert plan.scheduled.at_peak
     assert len(read) == 1
+
+
+def test_few_bytes_are_not_taken_for_much_time():
+    """Where times are predicted of all; what does not fit the chip comes last."""
+    peaks_and_times = [(1000, 2.0), (990, 2.1), (500, 2.5), (math.inf, None)]
+    trials = [
+        ReportedTrial(Choice("h100"), peak, None, 0.0, seconds)
+        for peak, seconds in peaks_and_times
+    ]
+    first, second, *_, last = sorted(trials, key=by_peak_and_time(trials))
+    assert (first.peak, second.peak, last.peak) == (500, 1000, math.inf)
+    trials[0] = dataclasses.replace(trials[0], step_seconds=None)
+    by_bytes = sorted(trials, key=by_peak_and_time(trials))
+    assert [t.peak for t in by_bytes] == [500, 990, 1000, math.inf]

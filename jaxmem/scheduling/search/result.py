@@ -94,6 +94,18 @@ def by_peak(trial: ReportedTrial) -> tuple[float, bool]:
     return trial.peak, not trial.findings
 
 
+def by_peak_and_time(
+    trials: Sequence[ReportedTrial],
+) -> Callable[[ReportedTrial], tuple[float, bool]]:
+    """For sorting these: bytes times seconds of the compiled step, where all have them.
+
+    An order of operations that takes 1 % fewer bytes and 3 % longer is not worth it.
+    """
+    if any(t.step_seconds is None for t in trials if math.isfinite(t.peak)):
+        return by_peak
+    return lambda t: (t.peak * (t.step_seconds or 1.0), not t.findings)
+
+
 def progress_of(best: ReportedTrial | None) -> str:
     if best is None or math.isinf(best.peak):
         return ""

@@ -19,6 +19,7 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     best_of,
     by_peak,
+    by_peak_and_time,
     unreachable,
 )
 from jaxmem.scheduling.search.traced_step import OFF
@@ -50,14 +51,15 @@ class Strategy:
         return self._least() if budget is None else self._within(budget)
 
     def _least(self) -> Search[ReportedTrial]:
-        """The least peak of what sends no more than the step as it was given.
+        """What sends no more, and takes no more bytes, than the step as it was given.
 
-        What recomputes is taken where it is faster than what does not.
+        Of that the least bytes times seconds; what recomputes only where it is faster
+        than what does not.
         """
         given, faster = replace(self._plain, unchanged=True), self._faster()
         free = [self._plain.having(config) for _, config in self._free]
         yield from self._compiled([self._plain, *free, *faster, given])
-        tried = sorted(self.trials.tried, key=by_peak)
+        tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
         plain = yield from self._settled(next(t for t in tried if t.choice == given))
         first = next(t for t in tried if t.choice not in faster)
         for one in tried:
