@@ -71,10 +71,11 @@ def schedule(
       barrier keeps the compiler from putting all updates last.
 
     With a target, the step is compiled as given and as rewritten, and of what has no
-    larger peak the least product of bytes and predicted seconds is run. Without one nothing is compiled to compare: then layers are put in order
-    only where the step's graph has more than half of its temporaries in gradients that
-    wait, and residuals are recomputed only where they take more than the largest array
-    of a layer. The plan's notes say what was left out.
+    larger peak the least product of bytes and predicted seconds is run. Without one
+    nothing is compiled to compare: then layers are put in order only where the step's
+    graph has more than half of its temporaries in gradients that wait, and residuals
+    are recomputed only where they take more than the largest array of a layer. The
+    plan's notes say what was left out.
 
     The results are those of the step, to rounding: operations are moved, not changed,
     and a sum over layers may be taken in another order.
