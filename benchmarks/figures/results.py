@@ -46,7 +46,6 @@ CHIPS = {
     "remat-exact": NOTHING,
     "remat-transformer": NOTHING,
     "scheduling_eager": NOTHING,
-    "search": f"{CPU}, compiling for an {H100} and an L4",
     "scheduling_h100": H100,
     "scheduling_layout": H100,
     "scheduling_order": NOTHING,
