@@ -104,12 +104,13 @@ def test_no_narrow_copy_of_a_weight_is_kept(layer):
     """Compiled for a GPU: all copies but that of the layer at hand are saved.
 
     The first layer has none. Activations that wait in their place take less than one.
+    Without a budget that is not taken, since so small a step takes longer by as much.
     """
     fn, args = gradient_of(layer), arguments()
     plain = jaxmem.estimate(jax.jit(fn), *args, target="h100")
     plan = jaxmem.schedule(fn, target="h100", donate_argnums=()).plan(*args)
     assert plan.scheduled.peak_bytes <= plain.peak_bytes
-    saved = plain.temp_bytes - plan.scheduled.temp_bytes
+    saved = plain.peak_bytes - min(one.peak for one in plan.tried)
     size = NARROW.dtype.itemsize
     assert saved > (LAYERS - 3) * WIDTH * WIDTH * size
 
@@ -122,8 +123,10 @@ def test_a_budget_recomputes_besides():
     of the same operations in the step without them would be of another program.
     """
     fn, args = gradient_of(lean_layer), arguments()
-    free = jaxmem.schedule(fn, target="h100", donate_argnums=()).plan(*args).scheduled
-    budget = free.argument_bytes + free.output_bytes + int(0.8 * free.temp_bytes)
+    free = jaxmem.schedule(fn, target="h100", donate_argnums=()).plan(*args)
+    fixed = free.scheduled.argument_bytes + free.scheduled.output_bytes
+    least = min(one.peak for one in free.tried)
+    budget = fixed + int(0.8 * (least - fixed))
     step = jaxmem.schedule(fn, budget, target="h100", donate_argnums=())
     plan = step.plan(*args)
     assert plan.scheduled.peak_bytes <= budget
