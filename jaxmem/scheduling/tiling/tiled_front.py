@@ -15,7 +15,7 @@ from typing import Any
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._searched import LEAST, Candidate, descending
+from jaxmem.scheduling._searched import LEAST, Candidate, SearchBound, descending
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.search.traced_step import TracedStep
@@ -36,6 +36,14 @@ def in_tiles(step: TracedStep, flat: Sequence[Candidate], *how: Any) -> list[Can
     return (beside_sequences if in_sequence else with_tiles)(step, flat, *how)
 
 
+def faster_in_tiles(
+    step: TracedStep, flat: Sequence[Candidate], cuts_to: Cuts, bound: SearchBound
+) -> list[Candidate]:
+    """Those in tiles alone that take less time than a bound."""
+    found = in_tiles(step, flat, cuts_to, -math.inf, True, bound.seconds)
+    return list(filter(bound.allows, found))
+
+
 def beside_sequences(
     step: TracedStep,
     flat: Sequence[Candidate],
@@ -53,17 +61,17 @@ def beside_sequences(
     found = [] if alone else list(flat)
     for cuts in _cuts(step, free.choice, 0, cuts_to):
         choice = free.choice.having(*cuts)
-        seconds = sum(row.seconds for row in _rows(step, choice))
-        if seconds >= min(within, _least_seconds(found, enough)):
+        seconds = _tile_seconds(step, choice)
+        if seconds >= _least_seconds(found, enough, within):
             break
         peak = step.predicted(choice)
         found.append(replace(free, choice=choice, seconds=seconds, bytes=peak))
     return _by_seconds(found)
 
 
-def _least_seconds(found: Sequence[Candidate], enough: float) -> float:
+def _least_seconds(found: Sequence[Candidate], enough: float, within: float) -> float:
     """Those of the candidates that will do; smaller tiles take no less than larger."""
-    return min((one.seconds for one in found if one.bytes <= enough), default=math.inf)
+    return min([within, *(one.seconds for one in found if one.bytes <= enough)])
 
 
 def with_tiles(
@@ -91,9 +99,8 @@ def with_tiles(
     lines = [] if alone else [_line(step, flat, ())]
     found = [line.candidate(one) for line in lines for one in flat]
     for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, cuts_to):
-        rows = _rows(step, flat[-1].choice.having(*cuts))
-        seconds = sum(row.seconds for row in rows)
-        if seconds >= min(within, _least_seconds(found, enough)):
+        seconds = _tile_seconds(step, flat[-1].choice.having(*cuts))
+        if seconds >= _least_seconds(found, enough, within):
             break
         line = _line(step, flat, cuts)
         found += map(line.candidate, flat)
@@ -156,10 +163,14 @@ def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:
     return step.rewritten(choice, ordered=False).tiles
 
 
+def _tile_seconds(step: TracedStep, choice: Choice) -> float:
+    return sum(row.seconds for row in _rows(step, choice))
+
+
 def _line(step: TracedStep, flat: Sequence[Candidate], cuts: tuple[Any, ...]) -> _Line:
     ends = flat[0], flat[-1]
     choices = [one.choice.having(*cuts) for one in ends]
-    seconds = [sum(row.seconds for row in _rows(step, c)) for c in choices]
+    seconds = [_tile_seconds(step, choice) for choice in choices]
     peaks = [step.predicted(c) for c in choices]
     kept = ends[0].bytes, ends[1].bytes
     return _Line(cuts, kept, (peaks[0], peaks[1]), (seconds[0], seconds[1]))

@@ -22,7 +22,11 @@ from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
-from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, in_tiles
+from jaxmem.scheduling.tiling.tiled_front import (
+    UNCERTAIN,
+    faster_in_tiles,
+    in_tiles,
+)
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -87,10 +91,7 @@ class TileRegions(Searched[Tiles, TiledLists]):
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         if math.isfinite(bound.seconds):
-            found = in_tiles(
-                step.traced, step.front, tiles_to, -math.inf, True, bound.seconds
-            )
-            return list(filter(bound.allows, found))
+            return faster_in_tiles(step.traced, step.front, tiles_to, bound)
         above = bound.above(step.front[0].choice, math.inf)
         room = bound.limit / OFF - above  # what surely fits
         return in_tiles(step.traced, step.front, tiles_to, room)

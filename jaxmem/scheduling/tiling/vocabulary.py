@@ -70,7 +70,7 @@ def _maximised(graph: JaxprGraph) -> set[Any]:
     for eqn in reversed(graph.eqns):
         if primitives.is_product(eqn):
             continue
-        is_maximum = eqn.primitive.name in ("reduce_max", "argmax")
+        is_maximum = eqn.primitive.name == "reduce_max"
         if is_maximum or not found.isdisjoint(eqn.outvars):
             found.update(filter(is_var, eqn.invars))
     return found

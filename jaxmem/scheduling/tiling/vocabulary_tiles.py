@@ -1,6 +1,5 @@
 """The pass that puts a head with its loss in loops over the vocabulary."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, in_tiles
+from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, faster_in_tiles
 from jaxmem.scheduling.tiling.tiles import tiles_to
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
@@ -110,10 +109,7 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
                 yield f"a softmax is not computed block by block: {plan}"
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        found = in_tiles(
-            step.traced, step.front, _blocks_to, -math.inf, True, bound.seconds
-        )
-        return list(filter(bound.allows, found))
+        return faster_in_tiles(step.traced, step.front, _blocks_to, bound)
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         every = VocabularyTiles(limit=0)
