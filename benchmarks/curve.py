@@ -25,7 +25,7 @@ from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.models import zoo
 from benchmarks.scheduling import Case, cases
 from jaxmem import planning
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import seconds
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ir.graph import by_shape
@@ -37,7 +37,7 @@ from jaxmem.scheduling.predict.prediction import predicted
 from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
 from jaxmem.scheduling.recompute.recompute_segments import in_segments
 
-CHIP = CHIPS[TARGET].machine
+CHIP = rates_of(TARGET)
 BATCH = 32
 SHOWN = 10  # of our choices
 _CLOSE = 0.98  # of the fewest bytes: still the same

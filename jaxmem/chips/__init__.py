@@ -19,9 +19,9 @@ from jaxmem.chips._install import install_compilers as install_compilers
 from jaxmem.chips._quiet import NO_HARDWARE as NO_HARDWARE
 from jaxmem.chips._quiet import silence_absent_hardware
 from jaxmem.chips._rates import Rates as Rates
+from jaxmem.chips._rates import is_timed as is_timed
 from jaxmem.chips._rates import rates_of as rates_of
 from jaxmem.chips._table import CHIPS as CHIPS
-from jaxmem.chips._table import Machine as Machine
 from jaxmem.chips._target import Target as Target
 from jaxmem.chips._target import Targets as Targets
 from jaxmem.chips._target import get_target as get_target

@@ -1,4 +1,4 @@
-"""What a chip reaches of its rates, for seconds of compiled steps; None for a CPU.
+"""What a chip reaches of its rates: the price of compiled steps, and of equations.
 
 `_table.py` has what data sheets say. A constant here says where it comes from: "data
 sheet"; "measured", by `benchmarks.time` on an H200 with jax 0.11.2, and taken for the
@@ -7,10 +7,11 @@ XLA's cost model for TPUs says in the text of compiled steps (`benchmarks.time`)
 "estimate", until a device has been timed.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
-from jaxmem.chips._table import CHIPS, Chip, Gpu, Tpu
+from jaxmem.chips._table import CHIPS, Chip, Cpu, Gpu, Tpu
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,20 @@ _SLOTS = 4  # vector instructions a cycle; XLA's own cycles: threefry
 _TPU_WINDOW = 2**17  # elements; XLA's own cycles: conversions, broadcasts
 
 
-def rates_of(target: str) -> Rates | None:
-    """The rates of a chip of `jaxmem.targets()`; None where there are none."""
-    chip = CHIPS.get(target)
-    if chip is None:
-        return None
+def is_timed(target: str) -> bool:
+    """Whether seconds are predicted of steps compiled for a chip: not of a CPU's."""
+    return target in CHIPS and not isinstance(CHIPS[target].compiler, Cpu)
+
+
+@functools.cache
+def rates_of(target: str) -> Rates:
+    """The rates of a chip of `jaxmem.targets()`; of a CPU they only rank operations."""
+    chip = CHIPS[target]
     if isinstance(chip.compiler, Gpu):
         return _of_gpu(chip, chip.compiler)
-    return _of_tpu(chip, chip.compiler) if isinstance(chip.compiler, Tpu) else None
+    if isinstance(chip.compiler, Tpu):
+        return _of_tpu(chip, chip.compiler)
+    return _of_cpu(chip)
 
 
 def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
@@ -206,4 +213,40 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         hop=_TPU_HOP,
         processors=units // tpu.cores,
         tiles=((side, side),),
+    )
+
+
+def _of_cpu(chip: Chip) -> Rates:
+    """Products, bytes and copies by the table; nothing else is asked of a CPU."""
+    machine = chip.machine
+    return Rates(
+        clock=math.inf,
+        narrow=machine.narrow,
+        wide=machine.wide,
+        bandwidth=machine.bandwidth,
+        cached=machine.bandwidth,
+        cache_bytes=0,
+        floating=math.inf,
+        integer=math.inf,
+        special=math.inf,
+        shifts=math.inf,
+        vector=math.inf,
+        window=math.inf,
+        launch=machine.launch,
+        few=-1,
+        exposed=0.0,
+        fill=0.0,
+        blocks=math.inf,
+        sectors=math.inf,
+        near=math.inf,
+        issue=0.0,
+        wait=0.0,
+        between=1.0,
+        host=machine.host,
+        link=machine.link,
+        axes=1,
+        ring=1,
+        hop=0.0,
+        processors=1,
+        tiles=((1, 1),),
     )

@@ -1,17 +1,19 @@
-"""What an equation costs one device of a chip: an estimate from its flops and bytes.
+"""What an equation costs one device of a chip, by the rates of compiled steps.
 
-Only ratios matter: the estimate ranks what may be computed twice. Matmuls and
-convolutions take their arithmetic at the chip's best rate, or as long as their output
-takes to be written: one of few channels, as that of queries and keys. What they read is
-there, or needed for others anyway. Anything else takes its bytes at the memory's, and
-nothing where it is fused into its reader. Short kernels are not charged for starting.
+The estimate ranks what may be computed twice. Matmuls and convolutions take what their
+tiles take (`cost.roofline`), or as long as their output takes to be written: one of few
+channels, as that of queries and keys. What they read is there, or needed for others
+anyway. Anything else takes its bytes at the memory's rate, and nothing where it is
+fused into its reader. Each kernel is started.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.chips import Machine
+from jaxmem.chips import Rates
+from jaxmem.cost import roofline
+from jaxmem.cost.products import product_of
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import is_fused
@@ -46,15 +48,33 @@ def flops(eqn, shardings: Shardings = WHOLE) -> float:
     return 2.0 * inner * elements(eqn.outvars[0].aval.shape) / shardings.workers(eqn)
 
 
-def arithmetic(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float:
-    """How long the arithmetic of a matmul or a convolution takes; 0 of all else."""
+def arithmetic(
+    eqn,
+    rates: Rates,
+    shardings: Shardings = WHOLE,
+    axes: Sequence[int | None] = (),
+    n: int = 1,
+) -> float:
+    """How long the arithmetic of a matmul or a convolution takes; 0 of all else.
+
+    Args:
+      eqn: any equation.
+      rates: of the chip.
+      shardings: how its arrays are sharded over devices.
+      axes: of each operand the axis along which parts are cut, or None.
+      n: how many parts there are; the seconds are those of one.
+    """
     if not primitives.is_product(eqn):
         return 0.0
-    narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
-    return flops(eqn, shardings) / (machine.narrow if narrow else machine.wide)
+    return roofline.product_seconds(product_of(eqn, shardings, axes, n), rates)
 
 
-def seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float | None:
+def started(eqn, rates: Rates) -> float:
+    """Seconds of a kernel beside what it does."""
+    return rates.launch + rates.fill * primitives.is_product(eqn)
+
+
+def seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float | None:
     """How long an equation takes; None where nobody can tell, or it has effects."""
     if _compat.has_side_effects(eqn):
         return None
@@ -64,28 +84,28 @@ def seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float | None
     if known.opaque or known.sends:
         return None
     if jaxprs.bodies(eqn):
-        return _inside(eqn, shardings, lambda e, s: seconds(e, machine, s))
-    made = sum(map(shardings.bytes_of, eqn.outvars)) / machine.bandwidth
+        return _inside(eqn, shardings, lambda e, s: seconds(e, rates, s))
+    made = sum(map(shardings.bytes_of, eqn.outvars)) / rates.bandwidth
     if primitives.is_product(eqn):
-        return max(arithmetic(eqn, machine, shardings), made)
+        return max(arithmetic(eqn, rates, shardings), made) + started(eqn, rates)
     # a counter is hashed: that takes arithmetic where others wait for memory
     if known.kind is Kind.RANDOM:
-        return _HASH * made
+        return _HASH * made + started(eqn, rates)
     read = sum(map(shardings.bytes_of, filter(is_var, eqn.invars)))
-    return read / machine.bandwidth + made
+    return read / rates.bandwidth + made + started(eqn, rates)
 
 
-def recompute_seconds(eqn, machine: Machine, shardings: Shardings) -> float | None:
+def recompute_seconds(eqn, rates: Rates, shardings: Shardings) -> float | None:
     """The same to compute it once more: what devices send each other for it, too."""
-    own = seconds(eqn, machine, shardings)
-    return None if own is None else own + sent(eqn, shardings) / machine.link
+    own = seconds(eqn, rates, shardings)
+    return None if own is None else own + sent(eqn, shardings) / rates.link
 
 
-def product_seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float:
+def product_seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
     if primitives.is_product(eqn):
-        return arithmetic(eqn, machine, shardings)
-    of = lambda e, s: product_seconds(e, machine, s)
+        return arithmetic(eqn, rates, shardings)
+    of = lambda e, s: product_seconds(e, rates, s)
     return _of_products_inside(eqn, shardings, of)
 
 

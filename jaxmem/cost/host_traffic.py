@@ -5,7 +5,7 @@ Each device has a link of its own: bytes and seconds are those of one.
 
 from typing import Any
 
-from jaxmem.chips import Machine
+from jaxmem.chips import Rates
 from jaxmem.cost.equations import seconds
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements
@@ -42,7 +42,7 @@ def _traffic(eqn, shardings: Shardings) -> int:
 
 
 def waiting_for_host(
-    closed, machine: Machine, given: InputShardings | None = None
+    closed, rates: Rates, given: InputShardings | None = None
 ) -> float:
     """Seconds that scans wait for the link to the host, by what they compute and move.
 
@@ -55,10 +55,10 @@ def waiting_for_host(
     for eqn in jaxprs.split(closed)[0].eqns:
         within = [(b, given_inside(eqn, b, shardings)) for b in jaxprs.bodies(eqn)]
         if primitives.is_scan(eqn) and not any(map(_has_copies, _inner(eqn))):
-            work, sent = seconds(eqn, machine, shardings), _traffic(eqn, shardings)
-            total += 0.0 if work is None else max(0.0, sent / machine.host - work)
+            work, sent = seconds(eqn, rates, shardings), _traffic(eqn, shardings)
+            total += 0.0 if work is None else max(0.0, sent / rates.host - work)
         else:
-            total += sum(waiting_for_host(b, machine, known) for b, known in within)
+            total += sum(waiting_for_host(b, rates, known) for b, known in within)
     return total
 
 

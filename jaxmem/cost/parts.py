@@ -4,19 +4,18 @@ Tiles, heads over the vocabulary and micro-batches compete in one search, by thi
 roofline: a kernel takes its arithmetic or its bytes, whichever is longer, of what one
 device has. Of the bytes, what the parts share is read by each of them (weights), and a
 running sum is read and written by each, in float32: a product of few rows takes as long
-as its weights or its sum. Kernels are queued while others run, so their starts count
-where they take longer than what they start. What is fused into its reader moves through
-the chip once, whether in parts or not.
+as its weights or its sum, and its tiles may leave processors without work. Each part
+starts its kernels. What is fused into its reader moves through the chip once, whether
+in parts or not.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxmem.chips import CHIPS, Machine
-from jaxmem.cost.equations import arithmetic, seconds
+from jaxmem.chips import Rates, rates_of
+from jaxmem.cost.equations import arithmetic, seconds, started
 from jaxmem.ir.fused import is_fused
 from jaxmem.ir.jaxprs import bodies, elements
 from jaxmem.ir.placements import REPLICATE, Placements, Shard
@@ -42,21 +41,6 @@ def sum_bytes(eqn, v, shardings: Shardings) -> float:
     return summed_size(v) / shardings.shards(v) * max(1, partial)
 
 
-class Work(NamedTuple):
-    """Kernels on one device: their seconds, and how many they are."""
-
-    seconds: float = 0.0
-    kernels: int = 0
-
-    def times(self, count: int) -> "Work":
-        return Work(count * self.seconds, count * self.kernels)
-
-
-def total(works: Iterable[Work]) -> Work:
-    found = list(works)
-    return Work(sum(w.seconds for w in found), sum(w.kernels for w in found))
-
-
 @dataclass(frozen=True)
 class Price:
     """What equations and their parts take.
@@ -70,18 +54,18 @@ class Price:
     shardings: Shardings = field(default_factory=Shardings)
 
     @property
-    def machine(self) -> Machine:
-        return CHIPS[self.target].machine
+    def rates(self) -> Rates:
+        return rates_of(self.target)
 
-    def whole(self, eqn) -> Work:
+    def whole(self, eqn) -> float:
         """An equation as it is."""
         outs = (Shard(0),) * len(eqn.outvars)
         return self.part(eqn, Placements((REPLICATE,) * len(eqn.invars), outs), 1)
 
-    def part(self, eqn, placed: Placements, n: int) -> Work:
+    def part(self, eqn, placed: Placements, n: int) -> float:
         """One of `n` parts of it; an output that is cut nowhere is a running sum."""
         if is_fused(eqn):
-            return Work()
+            return 0.0
         moved = sum(
             self.shardings.bytes_of(v) / (1 if axis is None else n)
             for v, axis in placed.operands(eqn)
@@ -92,25 +76,20 @@ class Price:
                 moved += 2 * sum_bytes(eqn, v, self.shardings)
             else:
                 moved += self.shardings.bytes_of(v) / n
-        return Work(max(self._work(eqn) / n, moved / self.machine.bandwidth), 1)
-
-    def alike(self, eqn) -> Work:
-        """An equation that each part does as the step does."""
-        return Work(self.seconds(eqn), not is_fused(eqn))
+        work = max(self._work(eqn, placed, n), moved / self.rates.bandwidth)
+        return work + started(eqn, self.rates)
 
     def seconds(self, eqn) -> float:
         """Of an equation and the loops in it, on one device."""
-        return seconds(eqn, self.machine, self.shardings) or 0.0
+        return seconds(eqn, self.rates, self.shardings) or 0.0
 
-    def longer(self, whole: Work, loops: Iterable[Work], n: int) -> float:
+    def longer(self, whole: float, loops: Iterable[float], n: int) -> float:
         """What `n` iterations of these loops take longer than the whole."""
-        launch = self.machine.launch
-        # one launch more for a loop's own counter and condition
-        each = (max(w.seconds, launch * (1 + w.kernels)) for w in loops)
-        return max(0.0, n * sum(each) - max(whole.seconds, launch * whole.kernels))
+        # a launch for each loop's own counter and condition
+        return max(0.0, n * sum(one + self.rates.launch for one in loops) - whole)
 
-    def _work(self, eqn) -> float:
-        """Of its arithmetic; of a loop that of its own operations."""
+    def _work(self, eqn, placed: Placements, n: int) -> float:
+        """Of a part's arithmetic; of a loop that of its own operations."""
         if bodies(eqn):
-            return self.seconds(eqn)
-        return arithmetic(eqn, self.machine, self.shardings)
+            return self.seconds(eqn) / n
+        return arithmetic(eqn, self.rates, self.shardings, placed.in_axes, n)

@@ -5,6 +5,7 @@ empty, and a tile that is small or has a short sum does not reach the peak (Will
 al. 2009, "Roofline", with the waves of NVIDIA's matrix multiplication guide).
 """
 
+import functools
 import math
 from typing import Literal
 
@@ -86,6 +87,7 @@ def _peak(bits: int, rates: Rates) -> float:
     return (rates.wide if bits > 16 else rates.narrow) * (2 if bits == 8 else 1)
 
 
+@functools.lru_cache(maxsize=4096)  # layers repeat each other
 def product_seconds(product: Product, rates: Rates) -> float:
     """How long a product takes where its operands are at hand."""
     peak = _peak(product.bits, rates)

@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem._bytes import format_bytes, parse_bytes
 from jaxmem._checks import check_bool, check_callable, check_int
 from jaxmem._progress import spinner
-from jaxmem.chips import Target, get_target, rates_of
+from jaxmem.chips import Target, get_target, is_timed
 from jaxmem.memory._batch_search import REFUSED, BatchSearch
 from jaxmem.memory._estimate import estimate
 from jaxmem.memory.compile.answer import DoesNotFit
@@ -141,7 +141,7 @@ def best_batch(
       print(jaxmem.best_batch(step, make_args, target="h100", memory="64MiB"))
     """
     chip, room = _checked(fn, make_args, target, memory, multiple_of, limit, progress)
-    if rates_of(chip.name) is None:
+    if not is_timed(chip.name):
         raise ValueError(f"target={chip.name!r}: no rates of it are known, for seconds")
     tried = _Tried(fn, make_args, chip, options)
     largest = _largest(tried, room, multiple_of, limit, progress)

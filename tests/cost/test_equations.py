@@ -10,14 +10,14 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost import equations
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir.fused import fused_only, is_lookup
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.shards import WHOLE, of_shardings
 
-TARGET = CHIPS["h100"].machine
+TARGET = rates_of("h100")
 AT_ONCE = replace(TARGET, bandwidth=math.inf)  # nothing waits for its memory
 SDS = jax.ShapeDtypeStruct
 X, NARROW = SDS((32, 64), jnp.float32), SDS((32, 64), jnp.bfloat16)

@@ -14,7 +14,7 @@ import pytest
 
 import jaxmem
 from jaxmem import _adviser, schedule
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import flops, seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
@@ -276,7 +276,7 @@ def test_what_is_faster_to_recompute_than_to_read_is_not_kept():
     seconds = [one.seconds for one in front]
     assert seconds == sorted(set(seconds))
     # a byte is written once and read once
-    moved = 2 * 1000 / CHIPS["h100"].machine.bandwidth
+    moved = 2 * 1000 / rates_of("h100").bandwidth
     assert [one.longer(1.0, 1000) for one in spaces] == [1.0 - moved, 1.0]
 
 
@@ -299,7 +299,7 @@ def test_flops_and_seconds():
     )
     assert flops(eqn) == 2 * 3 * 4 * 5 * 6
     # of few channels: as long as its output takes to be written
-    machine = CHIPS["h100"].machine
+    machine = rates_of("h100")
     assert seconds(eqn, machine) == 2 * 3 * 4 * 6 / machine.bandwidth
     at_once = replace(machine, bandwidth=math.inf)
     assert seconds(eqn, at_once) == flops(eqn) / 989e12
@@ -313,7 +313,7 @@ def test_flops_and_seconds():
         for e in jax.make_jaxpr(loop)(jnp.ones(3)).jaxpr.eqns
         if e.primitive.name == "while"
     )
-    assert seconds(eqn, CHIPS["cpu"].machine) is None
+    assert seconds(eqn, rates_of("cpu")) is None
 
 
 # -- the search

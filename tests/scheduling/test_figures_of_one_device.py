@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LARGE
@@ -25,7 +25,7 @@ from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.residuals import Recompute
 
 N, LAYERS, TOKENS, WIDTH = 8, 3, 64, 64
-MACHINE = CHIPS["h100"].machine
+MACHINE = rates_of("h100")
 
 
 @pytest.fixture(scope="module")

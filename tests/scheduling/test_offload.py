@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxmem import estimate, microbatch, schedule
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir import jaxprs
 from jaxmem.ir.host_slices import AFFECTED, COPIES
@@ -151,7 +151,7 @@ def front_of(tx, rows):
     scheduled = schedule(step, donate_argnums=0)
     args = (ws, abstract_state(tx, ws)), shape(rows, F), shape(F, F)
     first = scheduled.rewritten(Choice("h100"), *args)
-    waiting = waiting_for_host(first.unordered, CHIPS["h100"].machine)
+    waiting = waiting_for_host(first.unordered, rates_of("h100"))
     return waiting, pareto_front(space_in(first, offload=True, waiting=waiting))
 
 

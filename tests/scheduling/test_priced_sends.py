@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import flops, seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.communication import sent
@@ -70,7 +70,7 @@ def test_the_price_of_a_sum_over_devices(closed, places):
     first, second = (pair.body.eqns[i] for i in products(pair))
     own = 4 * SIZE * ROWS // 4
     assert [sent(e, pair.inside()) for e in (first, second)] == [0, own]
-    machine = CHIPS["h100"].machine
+    machine = rates_of("h100")
     # eight share the work, and four what comes of it: the sum is on both of two
     written = 4 * SIZE * ROWS / 4 / machine.bandwidth
     wanted = max(flops(second) / 8 / machine.wide, written) + own / machine.link
@@ -113,7 +113,7 @@ def test_what_first_layers_gather_again_is_a_part_of_their_price(closed):
     wanted = sum(7 * part * times for *_, times in rewrite.gathered)
     assert wanted and {times for *_, times in rewrite.gathered} == {LAYERS // 2}
     cost = seconds_of_gathers(found, config, "h100")
-    assert cost == pytest.approx(wanted / CHIPS["h100"].machine.link)
+    assert cost == pytest.approx(wanted / rates_of("h100").link)
     rows = RecomputeFirstLayers().describe(rewrite, "h100").recomputed
     gathers = [row for row in rows if row.operation == "all_gather"]
     assert sum(row.seconds for row in gathers) == pytest.approx(cost)
@@ -170,7 +170,7 @@ def test_rows_of_a_table_that_each_device_has_are_dear_to_take_once_more():
     mesh = jaxmem.target_mesh("h100", (8,), ("data",))
     specs = P("data"), P(), P(None, "data")
     given = of_shardings(closed, [NamedSharding(mesh, spec) for spec in specs])
-    price = price_at(share * CHIPS["h100"].machine.bandwidth, "h100")
+    price = price_at(share * rates_of("h100").bandwidth, "h100")
 
     def taken_again(given):
         (pair,) = pairs(closed, given)

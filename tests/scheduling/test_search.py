@@ -180,7 +180,7 @@ def test_slack_is_a_per_cent_of_the_products():
         for e in jaxmem.ir.jaxprs.walk(jax.make_jaxpr(jnp.matmul)(x, x))
         if e.primitive.name == "dot_general"
     )
-    seconds = traced_step.seconds(eqn, traced_step.CHIPS["h100"].machine)
+    seconds = traced_step.seconds(eqn, traced_step.rates_of("h100"))
     assert math.isclose(step.slack(), 0.01 * seconds)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxmem._bytes import format_bytes
-from jaxmem.chips import rates_of
+from jaxmem.chips import is_timed
 from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
 from jaxmem.memory.report.sent import sent_lines
@@ -48,7 +48,7 @@ def sizes_line(report: ReportData) -> str:
 def time_lines(report: ReportData) -> list[str]:
     """The predicted seconds in one line, or that the chip has no rates."""
     if report.time is None:
-        known = rates_of(report.target) is not None
+        known = is_timed(report.target)
         why = "module not read" if known else f"no rates for {report.target}"
         return [f"{why}: no seconds are predicted"]
     return [time_line(report.time)]

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from jaxmem.chips import CHIPS, rates_of
+from jaxmem.chips import CHIPS, is_timed, rates_of
 from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
@@ -22,11 +22,10 @@ def step_time(text: str, target: str, trips: int | None = None) -> StepTime | No
         target: a name of `jaxmem.targets()`.
         trips: iterations of loops whose text does not tell; None counts one.
     """
-    rates = rates_of(target)
-    if rates is None or not text:
+    if not is_timed(target) or not text:
         return None
     hlo = parse_hlo(text)
-    found = timed(hlo, rates, trips)
+    found = timed(hlo, rates_of(target), trips)
     return _result(hlo, found, CHIPS[target].machine.narrow, trips)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxmem import planning
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import product_seconds
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import Aliases
@@ -135,11 +135,11 @@ def recomputed_peak(
 
 def _seconds(ops: Operations, target: str) -> Cost:
     """Of an operation's products, or of what it moves if that takes longer."""
-    machine, seconds = CHIPS[target].machine, {}
+    rates, seconds = rates_of(target), {}
     for operation, at in zip(ops.graph.operations, ops.equations, strict=True):
         eqns = (ops.closed.eqns[i] for i in at)
-        products = sum(product_seconds(eqn, machine, ops.shardings) for eqn in eqns)
-        seconds[operation] = max(products, operation.moved / machine.bandwidth)
+        products = sum(product_seconds(eqn, rates, ops.shardings) for eqn in eqns)
+        seconds[operation] = max(products, operation.moved / rates.bandwidth)
     return seconds.__getitem__
 
 

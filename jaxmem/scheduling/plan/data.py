@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from jaxmem._checks import OneOf
-from jaxmem.chips import CHIPS
+from jaxmem.chips import CHIPS, rates_of
 from jaxmem.memory import MemoryReport
 from jaxmem.pages import SavedResult
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, Count
@@ -62,7 +62,7 @@ class PlanData(SavedResult):
     @property
     def host_seconds(self) -> float:
         """Seconds that the link to the host is busy, by the rate of the target."""
-        return self.host_traffic_bytes / CHIPS[self._chip].machine.host
+        return self.host_traffic_bytes / rates_of(self._chip).host
 
     @property
     def _chip(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxmem.chips import CHIPS, Machine
+from jaxmem.chips import Rates, rates_of
 from jaxmem.cost.equations import flops, recompute_seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.part_marks import scopes_of
@@ -160,17 +160,15 @@ def recomputed(
     equations: Iterable[tuple[Any, int]], target: str, shardings: Shardings = WHOLE
 ) -> tuple:
     """Rows of equations and how often each is run; `shardings`: over devices."""
-    machine = CHIPS[target].machine
-    return tuple(
-        _recomputed(eqn, times, shardings, machine) for eqn, times in equations
-    )
+    rates = rates_of(target)
+    return tuple(_recomputed(eqn, times, shardings, rates) for eqn, times in equations)
 
 
 def _recomputed(
-    eqn, times: int, shardings: Shardings, machine: Machine
+    eqn, times: int, shardings: Shardings, rates: Rates
 ) -> RecomputedOperation:
     aval, size = eqn.outvars[0].aval, shardings.bytes_of(eqn.outvars[0])
-    cost = times * (recompute_seconds(eqn, machine, shardings) or 0.0)
+    cost = times * (recompute_seconds(eqn, rates, shardings) or 0.0)
     path = scopes_of(eqn)
     work = times * flops(eqn, shardings), cost
     name = eqn.primitive.name
@@ -179,10 +177,10 @@ def _recomputed(
 
 
 def gathered_again(
-    eqn, v, size: float, times: int, machine: Machine
+    eqn, v, size: float, times: int, rates: Rates
 ) -> RecomputedOperation:
     """The row of an operand of a product that devices send `size` bytes to gather."""
-    cost, path = times * size / machine.link, scopes_of(eqn)
+    cost, path = times * size / rates.link, scopes_of(eqn)
     about = "all_gather", v.aval.shape, str(v.aval.dtype), path
     return RecomputedOperation(*about, times, 0.0, cost)
 

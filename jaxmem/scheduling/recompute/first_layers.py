@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem._checks import Range
-from jaxmem.chips import CHIPS, get_target
+from jaxmem.chips import get_target, rates_of
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
@@ -187,7 +187,7 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     def describe(self, rewrite: FirstLayersRewrite, target: str) -> Description:
         found = super().describe(rewrite, target)
         again = rewrite.gathered if _gathers_once(target) else ()
-        rows = (gathered_again(*one, CHIPS[target].machine) for one in again)
+        rows = (gathered_again(*one, rates_of(target)) for one in again)
         return replace(found, recomputed=(*found.recomputed, *rows))
 
     def apply(self, level: Level, rewrite: FirstLayersRewrite):
@@ -276,7 +276,7 @@ def seconds_of_gathers(
     if not _gathers_once(target):
         return 0.0
     every = (one for r in rewrites(found, config, target) for one in r.gathered)
-    return sum(size * times for *_, size, times in every) / CHIPS[target].machine.link
+    return sum(size * times for *_, size, times in every) / rates_of(target).link
 
 
 def _kept_less(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.chips import CHIPS, rates_of
+from jaxmem.chips import is_timed, rates_of
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
@@ -73,8 +73,8 @@ class SearchSpace:
     def moved(self, size: int) -> float:
         """Seconds in which so many bytes are written, and read once."""
         # where no seconds of a compiled step are predicted, nothing would confirm it
-        known = rates_of(self.target) is not None
-        return 2 * size / CHIPS[self.target].machine.bandwidth if known else 0.0
+        known = is_timed(self.target)
+        return 2 * size / rates_of(self.target).bandwidth if known else 0.0
 
     @property
     def layers(self) -> int:
@@ -123,7 +123,7 @@ def space_of_step(step: SearchedStep) -> SearchSpace:
 def _space_of_step(step: SearchedStep) -> SearchSpace:
     choice = Choice(step.target, (Recompute(named=step.named),))
     first = step.traced.rewritten(choice)
-    about = first.unordered, CHIPS[step.target].machine, step.traced.shardings
+    about = first.unordered, rates_of(step.target), step.traced.shardings
     return space_in(first, step.named, step.offload, waiting_for_host(*about))
 
 
@@ -183,7 +183,7 @@ def _lowest(space: SearchSpace) -> float:
     """The rate below which nothing is recomputed, since sending it away is faster."""
     if not space.offload:
         return _LOWEST
-    rate = CHIPS[space.target].machine.host / 2  # there and back
+    rate = rates_of(space.target).host / 2  # there and back
     # the link is busy: it is faster to recompute until it is done
     while _LOWEST < rate and _candidate(space, rate / _STEP).seconds < space.waiting:
         rate /= _STEP
@@ -257,7 +257,7 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
         for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
         for v in found.variables
     ]
-    host = CHIPS[space.target].machine.host
+    host = rates_of(space.target).host
     for size in sorted({size for size, _ in kept}, reverse=True):
         gone = round(sum(s * rows for s, rows in kept if s >= size))
         sent = replace(candidate.choice.get(Recompute), offload=size)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import recompute_seconds
 from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import fused_only
@@ -41,10 +41,10 @@ def price_at(rate: float | None, target: str) -> ShardedPrice:
     # infinity, and with None, only what costs nothing is recomputed.
     if rate is None or math.isinf(rate):
         return fused_alone
-    machine = CHIPS[target].machine
+    rates = rates_of(target)
 
     def price(eqn, shardings: Shardings) -> float | None:
-        cost = recompute_seconds(eqn, machine, shardings)
+        cost = recompute_seconds(eqn, rates, shardings)
         return None if cost is None else cost * rate
 
     return price

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem.chips import CHIPS, Machine
+from jaxmem.chips import Rates, rates_of
 from jaxmem.cost.equations import recompute_seconds
 from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling._pass import Level
@@ -82,13 +82,13 @@ def _of_any_size(
     space: SearchSpace, candidates: Sequence[Candidate]
 ) -> Iterator[Candidate]:
     """What each candidate is in segments, of all sizes at which something is saved."""
-    machine, whole = CHIPS[space.target].machine, all_kept(space)
+    rates, whole = rates_of(space.target), all_kept(space)
     for candidate in candidates:
         rate = candidate.choice.get(Recompute).rate
         price = price_at(rate, space.target)
         cuts = [(pair, cut(pair, price, loop_carried=False)) for pair in space.scans]
-        flat = [_in_no_segments(*found, machine) for found in cuts]
-        in_sizes = [dict(_by_size(*found, machine)) for found in cuts]
+        flat = [_in_no_segments(*found, rates) for found in cuts]
+        in_sizes = [dict(_by_size(*found, rates)) for found in cuts]
         for sizes in sorted({sizes for of_pair in in_sizes for sizes in of_pair}):
             taken = [a.get(sizes, b) for a, b in zip(in_sizes, flat, strict=True)]
             kept = sum(figures.bytes for figures in taken)
@@ -106,27 +106,27 @@ class _Figures:
     seconds: float
 
 
-def _in_no_segments(pair: Pair, found: Cut, machine: Machine) -> _Figures:
+def _in_no_segments(pair: Pair, found: Cut, rates: Rates) -> _Figures:
     eqns = ((pair.body.eqns[i], pair.length) for i in found.recomputed)
     kept = round(pair.length * pair.kept_on_device(found.variables))
-    return _Figures(kept, _seconds(eqns, machine, pair.inside()))
+    return _Figures(kept, _seconds(eqns, rates, pair.inside()))
 
 
-def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
+def _by_size(pair: Pair, found: Cut, rates: Rates) -> Iterator[tuple]:
     """(sizes, figures) of a pair's segments, which differ in how often layers run."""
     plans = list(of_every_size(pair, found))
     if not plans:
         return
-    within = _seconds(plans[0].layer.recomputed, machine, pair.inside())
-    layer = _seconds(((eqn, 1) for eqn in plans[0].paid), machine, pair.inside())
+    within = _seconds(plans[0].layer.recomputed, rates, pair.inside())
+    layer = _seconds(((eqn, 1) for eqn in plans[0].paid), rates, pair.inside())
     for plan in plans:
         yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
 
 
 def _seconds(
-    eqns: Iterable[tuple[Any, int]], machine: Machine, shardings: Shardings
+    eqns: Iterable[tuple[Any, int]], rates: Rates, shardings: Shardings
 ) -> float:
-    of = lambda eqn: recompute_seconds(eqn, machine, shardings) or 0.0
+    of = lambda eqn: recompute_seconds(eqn, rates, shardings) or 0.0
     return sum(n * of(eqn) for eqn, n in eqns)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import seconds
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import InputShardings
@@ -138,7 +138,7 @@ def _in_one(pair: Pair, found: Cut) -> Segments | None:
     own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
     carried = _carried(pair, kept)
     replayed = _replayed_by(pair, kept, carried)
-    known = all(seconds(e, CHIPS["cpu"].machine) is not None for e in replayed)
+    known = all(seconds(e, rates_of("cpu")) is not None for e in replayed)
     if not carried or not known or found.loop_carried:
         return None
     return Segments(PairRewrite(pair, *own), (pair.length,), carried, replayed)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem.auditing import AuditFinding, findings_of
-from jaxmem.chips import rates_of
+from jaxmem.chips import is_timed
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
@@ -78,7 +78,7 @@ def trial_of(
     peak = math.inf if report is None or findings else report.peak_bytes
     # a module is read for its seconds where the chip has rates, and not for nothing
     time = None
-    if report is not None and rates_of(report.target) is not None:
+    if report is not None and is_timed(report.target):
         time = report.seconds
     return ReportedTrial(choice, peak, predicted, seconds, time, report, findings)
 

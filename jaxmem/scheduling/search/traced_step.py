@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost.equations import product_seconds, seconds
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
@@ -96,6 +96,6 @@ class TracedStep:
         eqns = jaxprs.split(jaxpr)[0].eqns
         # Of products alone where there are any: what else a step takes depends on how
         # the compiler fuses it, and would hide products that are computed twice.
-        about = CHIPS[self.target].machine, shardings_in(jaxpr, self.shardings)
+        about = rates_of(self.target), shardings_in(jaxpr, self.shardings)
         products = sum(product_seconds(eqn, *about) for eqn in eqns)
         return products or sum(seconds(eqn, *about) or 0.0 for eqn in eqns)

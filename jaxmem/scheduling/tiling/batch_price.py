@@ -8,7 +8,7 @@ written by each, and every kernel is started `n` times.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxmem.cost.parts import Price, Work, total
+from jaxmem.cost.parts import Price
 from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.scans import iterations
 from jaxmem.ir.shard_labels import inner_shardings
@@ -18,11 +18,11 @@ from jaxmem.scheduling.tiling.batch import Batch
 class _Both(NamedTuple):
     """Of the whole batch, and of one part of it."""
 
-    whole: Work = Work()
-    part: Work = Work()
+    whole: float = 0.0
+    part: float = 0.0
 
     def times(self, count: int) -> "_Both":
-        return _Both(self.whole.times(count), self.part.times(count))
+        return _Both(count * self.whole, count * self.part)
 
 
 def seconds(batch: Batch, target: str) -> float:
@@ -47,12 +47,12 @@ def _of_list(
     eqns: Iterable[Any], placements: Mapping[int, Placements], n: int, price: Price
 ) -> _Both:
     found = [_of(eqn, placements.get(i), n, price) for i, eqn in enumerate(eqns)]
-    return _Both(total(one.whole for one in found), total(one.part for one in found))
+    return _Both(*(sum(seconds) for seconds in zip(*found, strict=True)))
 
 
 def _of(eqn, found: Placements | None, n: int, price: Price) -> _Both:
     if found is None:
-        return _Both(price.alike(eqn), price.alike(eqn))
+        return _Both(*[price.seconds(eqn)] * 2)
     if found.inner:
         # one branch of a `cond` is taken, and nobody knows which
         most = max(_of_body(eqn, body, n, price) for body in found.inner)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem.cost.live_bytes import LiveBytes
-from jaxmem.cost.parts import Price, sum_bytes, total
+from jaxmem.cost.parts import Price, sum_bytes
 from jaxmem.ir import primitives
 from jaxmem.ir.shards import WHOLE, Shardings
 from jaxmem.scheduling.tiling.regions import Region, inner
@@ -64,9 +64,9 @@ def seconds(
       Seconds, 0.0 where the tiles cost nothing by the roofline.
     """
     price = Price(target, shardings)
-    whole = total(price.whole(eqns[i]) for i in sorted(region.eqns))
+    whole = sum(price.whole(eqns[i]) for i in sorted(region.eqns))
     cuts = ((eqns[i], region.placed[i]) for i in sorted(region.eqns))
-    tile = total(price.part(eqn, placed, region.n) for eqn, placed in cuts)
+    tile = sum(price.part(eqn, placed, region.n) for eqn, placed in cuts)
     # random bits that others need too are drawn once more
     bits = sum(map(price.seconds, _drawn_twice(eqns, region)))
     return price.longer(whole, [tile], region.n) + bits

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
-from jaxmem.cost.parts import Price, Work, sum_bytes, total
+from jaxmem.cost.parts import Price, sum_bytes
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shards import Names, Shardings
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
@@ -125,11 +125,11 @@ class VocabularyLoops:
     def seconds(self, n: int, target: str) -> float:
         """What `n` blocks take longer than the equations as they are."""
         price = Price(target, self.shardings)
-        whole = total(price.whole(self.graph.eqns[i]) for i in self.found.cut)
-        loops = (total(self._block(price, i, n) for i in p.eqns) for p in self.loops)
+        whole = sum(price.whole(self.graph.eqns[i]) for i in self.found.cut)
+        loops = (sum(self._block(price, i, n) for i in p.eqns) for p in self.loops)
         return price.longer(whole, loops, n)
 
-    def _block(self, price: Price, i: int, n: int) -> Work:
+    def _block(self, price: Price, i: int, n: int) -> float:
         return price.part(self.graph.eqns[i], self.found.cut[i], n)
 
     def _sums(self, loop: Loop) -> float:

@@ -11,7 +11,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxmem import schedule
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.scheduling import Plan
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
@@ -344,7 +344,7 @@ def test_the_price_is_that_of_weights_and_sums():
     # once each is what the step takes without parts
     more = (n - 1) * weight + (2 * n - 1) * weight
     # examples are small beside it
-    seconds = more / CHIPS["h100"].machine.bandwidth
+    seconds = more / rates_of("h100").bandwidth
     assert seconds <= row.seconds <= 1.05 * seconds
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.ir.placements import SUM, Placements, Shard, at
 from jaxmem.scheduling.tiling.price import seconds
 from jaxmem.scheduling.tiling.regions import Region
@@ -36,7 +36,7 @@ def cost(eqns, ins, outs, n, target="h100"):
 def test_the_sum_of_a_head_is_free_above_the_break_even(target, rows, free, dear):
     """2 rows D V flops take as long as the 8 D V bytes of the sum they are added to."""
     # A tile's operands are read besides: 2 rows (D + V) bytes, 7 per cent of its time.
-    machine, n = CHIPS[target].machine, 8
+    machine, n = rates_of(target), 8
     assert 8 / machine.bandwidth == pytest.approx(2 * rows / machine.narrow, rel=1e-3)
 
     def price(tile):
@@ -57,7 +57,7 @@ def test_weights_are_read_by_every_tile():
     logits = product(((1,), (0,)), (ROWS, WIDTH), (WIDTH, VOCABULARY))
     own = lambda rows: cost(logits, (0, None), (0,), ROWS // rows)
     assert own(2048) == pytest.approx(0.0, abs=1e-9)
-    n, machine = ROWS // 128, CHIPS["h100"].machine
+    n, machine = ROWS // 128, rates_of("h100")
     moved = 2 * (WIDTH * VOCABULARY + 128 * (WIDTH + VOCABULARY))
     longer = moved / machine.bandwidth - 256 * WIDTH * VOCABULARY / machine.narrow
     assert own(128) == pytest.approx(n * longer)
@@ -67,7 +67,7 @@ def test_starts_count_where_they_take_longer_than_the_kernels():
     """A product and the loop itself are queued by each tile."""
     tiny = product(((1,), (0,)), (256, 8), (8, 8))
     assert cost(tiny, (0, None), (0,), 16) == pytest.approx(
-        (16 * 2 - 1) * CHIPS["h100"].machine.launch
+        (16 * 2 - 1) * rates_of("h100").launch
     )
 
 
@@ -82,10 +82,10 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     both = {0: Placements(first, first), 1: Placements(first, (SUM,))}
     region = Region(n=4, placed=both)
     # of each tile the sum is read and written, where the whole writes it once
-    sums = (4 * 2 - 1) * 4 * 2**16 / CHIPS["h100"].machine.bandwidth
+    sums = (4 * 2 - 1) * 4 * 2**16 / rates_of("h100").bandwidth
     assert seconds(eqns, region, "h100") == pytest.approx(sums)
     fused = Region(n=4, placed={0: both[0]})
-    launch = CHIPS["h100"].machine.launch
+    launch = rates_of("h100").launch
     assert seconds(eqns, fused, "h100") == pytest.approx(4 * launch)
 
 
@@ -95,7 +95,7 @@ def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
 
     x, w = SDS((2**16, 512), jnp.bfloat16), SDS((8, 512, 512), jnp.bfloat16)
     (eqn,) = jax.make_jaxpr(fn)(x, w).eqns
-    machine, n, rows = CHIPS["h100"].machine, 2, 2**16
+    machine, n, rows = rates_of("h100"), 2, 2**16
     work = 8 * 2 * rows * 512 * 512 / machine.narrow
     time = lambda rows: (8 * 512 * 512 + 2 * rows * 512) * 2 / machine.bandwidth
     assert time(rows / n) < work / n  # its products take longest: the loop is free
@@ -104,5 +104,5 @@ def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
     n = 2**9
     assert time(rows / n) > work / n  # then its weights
     price = cost([eqn], (0, None), (0,), n)
-    most = max(time(rows / n), 2 * CHIPS["h100"].machine.launch)
+    most = max(time(rows / n), 2 * rates_of("h100").launch)
     assert price == pytest.approx(n * most - work)

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.cost import equations
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling.tiling.masks import with_private_masks, with_shared_draws
@@ -228,7 +228,7 @@ def test_bits_that_are_drawn_twice_cost_seconds():
     }.items():
         (tiles[name],) = tiles_of(rewritten(fn_of, (key, other, X, WEIGHTS[0]), FOUR))
     bits = next(e for e in tiles["one"].eqns if e.primitive.name == "random_bits")
-    once = equations.seconds(bits, CHIPS["h100"].machine)
+    once = equations.seconds(bits, rates_of("h100"))
     longer = tiles["one"].found.seconds - tiles["two"].found.seconds
     assert longer == pytest.approx(once)
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem.chips import CHIPS
+from jaxmem.chips import rates_of
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Choice, _passes
 from jaxmem.scheduling.tiling import vocabulary
@@ -313,7 +313,7 @@ def test_each_block_reads_and_writes_the_sums():
     like = jax.ShapeDtypeStruct
     args = like((width, words), "bfloat16"), like((tokens, width), "bfloat16")
     args = *args, like((tokens,), jnp.int32)
-    machine = CHIPS["h100"].machine
+    machine = rates_of("h100")
     summed = 2 * 4 * tokens * width / machine.bandwidth
     for block in (words // n, words // n // 2):
         one = 2 * tokens * width * block / machine.narrow
