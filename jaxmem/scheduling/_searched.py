@@ -143,6 +143,10 @@ class Searched(Pass[C, R]):
         """What a search starts from; `base`: what all candidates do."""
         return ()
 
+    def other_form(self, step: SearchedStep, base: Choice) -> Front:
+        """As `front` in another form, of which only compiling tells if it is faster."""
+        return ()
+
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         """Choices that take fewer bytes than those of `step.front`, or less time."""
         return ()

@@ -70,6 +70,7 @@ class FirstLayers:
     # whether what all layers recompute is left where tiles can have it, so that the
     # first ones have none of it for what they do not keep: a `cond` has no tiles
     apart: bool = False
+    reductions: bool = False  # as `Recompute.reductions`, of all layers
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,8 @@ def in_some_layers(
 
     def first(n: int) -> Candidate:
         fraction = n / layers
-        config = FirstLayers(below.rate, fraction, others.rate, apart)
+        how = apart, below.reductions
+        config = FirstLayers(below.rate, fraction, others.rate, *how)
         seconds = rich.seconds + fraction * gain + gathers(config) + handed_out
         choice = rich.choice.having(config, Recompute())
         return replace(rich, choice=choice, seconds=seconds)
@@ -246,7 +248,8 @@ def rewrites(
     found: Iterable[Pair], config: FirstLayers, target: str
 ) -> Iterator[FirstLayersRewrite]:
     """What is done to pairs of scans in which something is saved."""
-    price, others = (price_at(rate, target) for rate in (config.rate, config.others))
+    rates = config.rate, config.others
+    price, others = (price_at(rate, target, config.reductions) for rate in rates)
     for pair in found:
         layers = round(config.fraction * pair.length)
         in_others = cut(pair, others)

@@ -20,7 +20,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descending
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
-from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
+from jaxmem.scheduling.recompute.minimum_cut import is_reduction, price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
@@ -53,6 +53,7 @@ class SearchSpace:
     branches: Sequence[
         Pair
     ] = ()  # what its `cond`s leave for those of the backward pass
+    reductions: bool = False  # as `Recompute.reductions`
 
     @property
     def is_unrolled(self) -> bool:
@@ -174,6 +175,19 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     return found
 
 
+def with_reductions(space: SearchSpace) -> SearchSpace | None:
+    """The same with sums recomputed; None where that makes nothing else of it.
+
+    Of equations outside of loops XLA does that as it likes, and names say what is kept.
+    """
+    if space.is_unrolled or space.named or not is_timed(space.target):
+        return None
+    other = replace(space, reductions=True)
+    rate = pareto_front(other)[0].choice.get(Recompute).rate
+    again = (p.body.eqns[i] for p, c in _cuts(other, rate) for i in c.recomputed)
+    return other if any(map(is_reduction, again)) else None
+
+
 def all_kept(space: SearchSpace) -> int:
     """Bytes of what is kept where nothing is recomputed."""
     return _candidate(space, None).bytes
@@ -268,25 +282,31 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
 
 
 def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
-    price = price_at(rate, space.target)
+    price = price_at(rate, space.target, space.reductions)
     cut_of = cut_by_names if space.named else cut
     return [(pair, cut_of(pair, price)) for pair in space.scans]
 
 
+def _recompute(space: SearchSpace, rate: float | None) -> Recompute:
+    reductions = space.reductions and rate is not None
+    return Recompute(rate, space.named, reductions=reductions)
+
+
 def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
     price = price_at(rate, space.target)
-    cuts = _cuts(space, rate) + [(pair, cut(pair, price)) for pair in space.branches]
+    cuts = _cuts(space, rate)
+    cuts += [(pair, cut(pair, price)) for pair in space.branches]
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
     kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
-    seconds = price_at(1.0, space.target)
+    seconds = price_at(1.0, space.target, space.reductions)
     times = (
         pair.length * (price_of(pair.body, i, pair.priced(seconds)) or 0.0)
         for pair, found in cuts
         for i in found.recomputed
     )
-    choice = Choice(space.target, (Recompute(rate, space.named),))
+    choice = Choice(space.target, (_recompute(space, rate),))
     if space.is_unrolled:
         choice = choice.having(Unrolled(rate))
     if space.branches:

@@ -18,9 +18,11 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxmem.chips import rates_of
 from jaxmem.cost.equations import recompute_seconds
+from jaxmem.ir import primitives
 from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Shardings
 
@@ -35,19 +37,27 @@ def fused_alone(eqn, shardings: Shardings) -> float | None:
     return fused_only(eqn, sent(eqn, shardings))
 
 
-def price_at(rate: float | None, target: str) -> ShardedPrice:
+def price_at(rate: float | None, target: str, reductions: bool = False) -> ShardedPrice:
     """What one would pay, in bytes, for not recomputing an equation."""
     # `rate`: bytes that one would rather keep than compute for a second on `target`; at
-    # infinity, and with None, only what costs nothing is recomputed.
+    # infinity, and with None, only what costs nothing is recomputed. `reductions`: as
+    # `residuals.Recompute` has it.
     if rate is None or math.isinf(rate):
         return fused_alone
     rates = rates_of(target)
 
     def price(eqn, shardings: Shardings) -> float | None:
+        if reductions and is_reduction(eqn) and not sent(eqn, shardings):
+            return 0.0
         cost = recompute_seconds(eqn, rates, shardings)
         return None if cost is None else cost * rate
 
     return price
+
+
+def is_reduction(eqn) -> bool:
+    """Whether an equation is a sum, a maximum or the like along axes."""
+    return primitives.of(eqn).kind is Kind.REDUCTION
 
 
 _MOST = 2**28  # of all capacities together: scipy's flows are int32

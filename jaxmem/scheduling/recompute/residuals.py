@@ -46,6 +46,10 @@ class Recompute:
     # bytes a layer from which what is kept waits in the host's memory; None: nothing
     # does
     offload: Bytes | None = None
+    # whether sums and maxima of what is recomputed are recomputed, too, few bytes as
+    # they are: XLA has one kernel for a softmax as it is written, and none for one
+    # whose sums are given. Only compiling tells which takes longer
+    reductions: bool = False
 
     @property
     def uses_host(self) -> bool:
@@ -55,7 +59,7 @@ class Recompute:
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved at the price there is."""
-    price = price_at(config.rate, level.target)
+    price = price_at(config.rate, level.target, config.reductions)
     if config.named:
         return rewrites_by_names(level.jaxpr, price, level.shardings)
     how = {"offload": config.offload, "given": level.shardings}

@@ -126,7 +126,10 @@ class Strategy:
         if self.step.named:
             return []
         slack, first = self.step.traced.slack(), start_of(self.step, self.passes)[:1]
-        return [one.choice for one in first if one.seconds < -slack]
+        first = [one for one in first if one.seconds < -slack]
+        return [
+            c.choice for c in (*first, *self._other_form(self._plain)[: len(first)])
+        ]
 
     def _within_limit(self) -> Search[ReportedTrial]:
         """The fastest whose assigned buffers are within the limit."""
@@ -137,18 +140,18 @@ class Strategy:
         if trials.best is not None:
             return trials.best
         self.step = replace(self.step, front=self._front())
+        in_parts = any(one.in_parts for one in self.passes)
+        if in_parts and not trials.tried:
+            yield from self._first_trial()
+            if trials.best is not None:
+                return trials.best
         free = next((c for one, c in self._free if one.anywhere), None)
         fronts = Fronts(self.step, self.passes, trials, free)
-        if any(one.in_parts for one in self.passes):
-            if not trials.tried:
-                yield from self._first_trial()
-                if trials.best is not None:
-                    return trials.best
-            if self._may_fit():
-                with suppress(BudgetError):
-                    found = yield from fronts.among(self.step.front)
-                    if fronts.is_fast(found):
-                        return found
+        if in_parts and self._may_fit():
+            with suppress(BudgetError):
+                found = yield from fronts.among(self.step.front)
+                if fronts.is_fast(found):
+                    return found
         found = yield from fronts.search()
         self.notes = fronts.notes
         return found
@@ -180,9 +183,18 @@ class Strategy:
     def _first_trial(self) -> Search[None]:
         """What is fastest by prediction; where that fits, what keeps all as well."""
         first = self.step.front[0]
-        yield Ask(first.choice, first.seconds)
+        trial = yield Ask(first.choice, first.seconds)
+        other = self._other_form(self._plain)
+        if other and math.isfinite(trial.peak):
+            again = yield Ask(other[0].choice, other[0].seconds)
+            if best_of([trial, again]) is again:
+                self.step = replace(self.step, front=other)
         if self.trials.best is not None and first.seconds < 0:
             yield Ask(self._plain)  # that it is slower was predicted
+
+    def _other_form(self, base: Choice) -> Front:
+        found = (one.other_form(self.step, base) for one in self.passes)
+        return next(filter(None, found), ())
 
     def _may_fit(self) -> bool:
         """Whether recomputation may do, without what runs in parts."""
