@@ -128,7 +128,7 @@ class Strategy:
         slack, first = self.step.traced.slack(), start_of(self.step, self.passes)[:1]
         first = [one for one in first if one.seconds < -slack]
         return [
-            c.choice for c in (*first, *self._other_form(self._plain)[: len(first)])
+            c.choice for c in (*first, *self._other_form()[: len(first)])
         ]
 
     def _within_limit(self) -> Search[ReportedTrial]:
@@ -184,7 +184,7 @@ class Strategy:
         """What is fastest by prediction; where that fits, what keeps all as well."""
         first = self.step.front[0]
         trial = yield Ask(first.choice, first.seconds)
-        other = self._other_form(self._plain)
+        other = self._other_form()
         if other and math.isfinite(trial.peak):
             again = yield Ask(other[0].choice, other[0].seconds)
             if best_of([trial, again]) is again:
@@ -192,8 +192,8 @@ class Strategy:
         if self.trials.best is not None and first.seconds < 0:
             yield Ask(self._plain)  # that it is slower was predicted
 
-    def _other_form(self, base: Choice) -> Front:
-        found = (one.other_form(self.step, base) for one in self.passes)
+    def _other_form(self) -> Front:
+        found = (one.other_form(self.step, self._plain) for one in self.passes)
         return next(filter(None, found), ())
 
     def _may_fit(self) -> bool:
