@@ -56,9 +56,11 @@ class Strategy:
         Of that the least bytes times seconds; what recomputes only where it is faster
         than what does not.
         """
-        given, faster = replace(self._plain, unchanged=True), self._faster()
+        given, fronts = replace(self._plain, unchanged=True), self._faster()
         free = [self._plain.having(config) for _, config in self._free]
-        yield from self._compiled([self._plain, *free, *faster, given])
+        firsts = [front[0].choice for front in fronts]
+        yield from self._compiled([self._plain, *free, *firsts, given])
+        faster = [*firsts, *(yield from self._second(fronts))]
         tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
         plain = yield from self._settled(next(t for t in tried if t.choice == given))
         first = next(t for t in tried if t.choice not in faster)
@@ -121,15 +123,23 @@ class Strategy:
         """Configurations that cost nothing."""
         return [(one, c) for one in self.passes for c in one.free(self.step)]
 
-    def _faster(self) -> list[Choice]:
-        """What takes less time than to keep all, if anything is expected to."""
+    def _faster(self) -> list[Front]:
+        """Where what takes less time than to keep all starts, if anything does."""
         if self.step.named:
             return []
-        slack, first = self.step.traced.slack(), start_of(self.step, self.passes)[:1]
-        first = [one for one in first if one.seconds < -slack]
-        return [
-            c.choice for c in (*first, *self._other_form()[: len(first)])
-        ]
+        slack, front = self.step.traced.slack(), start_of(self.step, self.passes)
+        if not front or front[0].seconds >= -slack:
+            return []
+        return [front, *filter(None, [self._other_form()])]
+
+    def _second(self, fronts: Sequence[Front]) -> Search[list[Choice]]:
+        """What keeps less than the fastest that was compiled: it may take as long."""
+        firsts = {front[0].choice: front for front in fronts}
+        best = best_of([t for t in self.trials.tried if t.choice in firsts])
+        second = [] if best is None else firsts[best.choice][1:2]
+        for one in second:
+            yield Ask(one.choice, one.seconds)
+        return [one.choice for one in second]
 
     def _within_limit(self) -> Search[ReportedTrial]:
         """The fastest whose assigned buffers are within the limit."""
