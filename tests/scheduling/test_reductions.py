@@ -26,6 +26,7 @@ from tests.scheduling.test_budget import close
 
 L, B, T, H, C = 4, 2, 128, 2, 8  # layers, examples, tokens, heads, channels
 BUDGET = 2**20  # bytes
+FORMS = {False: "first", True: "other"}
 RATE = 1e10  # bytes a second, at which products are recomputed and sums are not
 
 
@@ -135,3 +136,36 @@ def test_the_compiled_step_says_which(faster, monkeypatch):
     assert [one.reductions for one in seen[:2]] == [False, True]
     assert seen[2].reductions == faster
     assert found.choice.get(Recompute).reductions == faster
+
+
+# of the step as it is given, of what keeps all, and of candidates in both forms
+TIMES = {"given": 4.0, "all": 3.0, "first": 2.0, "other": 1.0, "second": 1.01}
+
+
+def test_without_a_budget_what_keeps_less_than_the_fastest_is_compiled(monkeypatch):
+    """Of both forms the faster one's next; it is taken for fewer bytes times seconds."""
+    seen = {}
+
+    def name_of(choice):
+        if choice.unchanged or choice.get(Recompute).rate is None:
+            return "given" if choice.unchanged else "all"
+        other = choice.get(Recompute).reductions
+        return "second" if seen.get("other", choice) != choice else FORMS[other]
+
+    def answer(driver, ask):
+        name = name_of(ask.choice)
+        seen[name] = ask.choice
+        peak = BUDGET // 2 if name == "second" else BUDGET
+        trial = ReportedTrial(ask.choice, peak, None, ask.seconds, TIMES[name])
+        driver.trials.tried.append(trial)
+        return trial
+
+    monkeypatch.setattr(Driver, "_answer", answer)
+    monkeypatch.setattr(ReportedTrial, "sent_bytes", 0)
+    ws = jax.ShapeDtypeStruct((L, 3, 1024, 16, 64), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((8, 1024, 1024), jnp.bfloat16)
+    step = jaxmem.schedule(problem()[0], target="h100", donate_argnums=(), cache=False)
+    found = step.find((ws, x), {})
+    assert seen.keys() == TIMES.keys()
+    assert found.choice == seen["second"]
+    assert found.choice.get(Recompute).rate < seen["other"].get(Recompute).rate
