@@ -143,7 +143,7 @@ TIMES = {"given": 4.0, "all": 3.0, "first": 2.0, "other": 1.0, "second": 1.01}
 
 
 def test_without_a_budget_what_keeps_less_than_the_fastest_is_compiled(monkeypatch):
-    """Of both forms the faster one's next; it is taken for fewer bytes times seconds."""
+    """Of both forms the faster one's next: few bytes times seconds."""
     seen = {}
 
     def name_of(choice):
