@@ -49,6 +49,9 @@ def plan(
     tile: Annotated[
         bool, typer.Option("--tile/--no-tile", help="Regions may be run in tiles.")
     ] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take the first plan that fits.")
+    ] = False,
     search_seconds: Annotated[
         float | None,
         typer.Option(
@@ -78,6 +81,8 @@ def plan(
         raise typer.BadParameter("--budget 0: more than 0 bytes")
     if offload and room is None:
         raise typer.BadParameter("--offload: needs a --budget")
+    if quick and room is None:
+        raise typer.BadParameter("--quick: needs a --budget")
     how = {"target": target, "donate": donate, "static": static}
     found, args = named(function, arguments, batch, **how)
     settings, kwargs = _settings(found.options)
@@ -94,6 +99,7 @@ def plan(
             room,
             offload=offload,
             tile=tile,
+            quick=quick,
             search_seconds=search_seconds,
             **settings,
         )

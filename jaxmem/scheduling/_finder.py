@@ -91,7 +91,7 @@ class Finder:
         """What is on disk, what another process of this job has found, or a search."""
         given, rewritten = self.calls.options, step.rewritten
         asked = given.target, given.budget, given.named, given.offload, given.tile
-        asked = *asked, given.audit
+        asked = *asked, given.audit, given.quick
         mark = step.fingerprint, traced, ins, outs, step.donated
         key = search_key(*mark, *asked, sorted((step.compiler_options or {}).items()))
         search = partial(outcome_of, partial(self._search, step))
@@ -110,7 +110,7 @@ class Finder:
             title += f" in {format_bytes(given.budget)}"
         with spinner(given.progress, title) as tell:
             how = given.named, given.offload, given.search_seconds, given.tile
-            how = *how, given.audit
+            how = *how, given.audit, given.quick
             try:
                 return search(step, given.budget, tell, *how)
             finally:

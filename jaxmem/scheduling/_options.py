@@ -42,6 +42,7 @@ class Options:
     compiler_options: dict[str, Any] | None = None
     search_seconds: float | None = None
     tile: bool = False
+    quick: bool = False
     cache: bool = True
     verify: bool = False
     audit: bool = True

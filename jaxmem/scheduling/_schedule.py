@@ -35,6 +35,7 @@ def schedule(
     plan: Plan | None = None,
     compiler_options: dict[str, Any] | None = None,
     search_seconds: float | None = None,
+    quick: bool = False,
     cache: bool = True,
     progress: bool = True,
     verify: bool = False,
@@ -116,6 +117,9 @@ def schedule(
       search_seconds: after which a search takes the best that fits so far; by default
         it goes on until nothing better is likely. An interrupt (Ctrl-C) is taken as
         "that will do" as well.
+      quick: with a budget, the candidate is compiled that is expected to fit, and taken
+        if it does: mostly one compile. What is found may take longer than what a
+        search would find.
       cache: whether the outcome of an earlier search for this step, target, budget and
         options may be used, with this version of everything: it lies beside what
         `estimate` has compiled, and a search that others wait for is made once.
@@ -162,6 +166,7 @@ def schedule(
     check_choice("clip", clip, (None, "two_pass"))
     check_bool("offload", offload)
     check_bool("tile", tile)
+    check_bool("quick", quick)
     check_bool("cache", cache)
     check_bool("progress", progress)
     check_bool("verify", verify)
@@ -184,6 +189,8 @@ def schedule(
     room, name = room_and_target(budget, target)
     if offload and room is None:
         raise ValueError("offload=True: needs a budget that says how much is enough")
+    if quick and room is None:
+        raise ValueError("quick=True: needs a budget; without one there is no search")
     check_seconds(search_seconds)
     if search_seconds is not None and name is None:
         raise ValueError(
@@ -191,7 +198,7 @@ def schedule(
             "no search"
         )
     how = {"offload": offload, "compiler_options": compiler_options}
-    how |= {"search_seconds": search_seconds, "tile": tile, "cache": cache}
-    how |= {"verify": verify, "audit": audit}
+    how |= {"search_seconds": search_seconds, "tile": tile, "quick": quick}
+    how |= {"cache": cache, "verify": verify, "audit": audit}
     options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)

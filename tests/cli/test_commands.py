@@ -119,6 +119,7 @@ CASES = [
     ("plan user_steps:gradient --offload", 2, "needs a --budget"),
     ("plan user_steps:gradient --budget 0", 2, "more than 0 bytes"),
     ("plan user_steps:gradient --search-seconds 1", 2, "needs a --budget"),
+    ("plan user_steps:gradient --quick", 2, "--quick: needs a --budget"),
     ("plan user_steps:gradient --search-seconds inf", 2, "no number of seconds"),
     ("plan user_steps:gradient --clip never", 2, "two_pass"),
     ("plan user_steps:gradient --plot plan.png", 2, "needs a --target"),

@@ -25,6 +25,7 @@ from jaxmem.scheduling._searched import Candidate, SearchedStep
 from jaxmem.scheduling.order import order_operations as _sequences
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
+from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
 from jaxmem.scheduling.search import traced_step
@@ -167,6 +168,21 @@ def test_a_per_cent_of_the_step_is_not_worth_a_compile(monkeypatch):
     assert len(first.tried) < len(best.tried)
     assert first.tried[-1].peak <= first.budget
     assert first.choice == fits[0].choice
+
+
+def test_a_quick_search_takes_the_first_that_fits():
+    """It is guessed by what the graph tells, so that nothing else is compiled."""
+    step, args = in_budget(SHARE, quick=True)
+    found = step.find(args, {})
+    assert [t.peak <= found.budget for t in found.tried] == [True]
+    # some bytes are spared, and not all that can be
+    rates = [t.choice.get(Recompute).rate for t in found.tried]
+    assert 1e-3 < rates[0] < math.inf
+
+
+def test_a_quick_search_needs_a_budget():
+    with pytest.raises(ValueError, match="quick=True: needs a budget"):
+        schedule(lambda x: x, target="cpu", quick=True)
 
 
 def test_slack_is_a_per_cent_of_the_products():

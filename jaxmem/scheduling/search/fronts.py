@@ -36,6 +36,7 @@ class Fronts:
       passes: those that are asked, in this order.
       trials: what was compiled.
       free: a configuration that costs nothing, and is tried on what nearly fits.
+      quick: whether the first that fits will do, and is guessed by its prediction.
       notes: why there were no candidates.
     """
 
@@ -43,6 +44,7 @@ class Fronts:
     passes: Sequence[Searched]
     trials: Trials
     free: Any = None
+    quick: bool = False
     notes: tuple[str, ...] = ()
     _refining: list[Searched] = field(default_factory=list)
     _last: Front = ()  # the candidates of the last search
@@ -51,7 +53,7 @@ class Fronts:
     def search(self) -> Search[ReportedTrial]:
         """What fits first, or what takes less time than that."""
         best = self.trials.best or (yield from self._first())
-        if self.is_fast(best):
+        if self.quick or self.is_fast(best):
             return best
         # what must save more comes last: the others lower what it has to be below
         for one in sorted(reversed(self.passes), key=lambda one: one.margin):
@@ -84,13 +86,15 @@ class Fronts:
             plain = Choice(self.step.target)
             unknown = self.step.traced.argument_bytes()
             above = [self._bound(self.trials.limit).above(plain, unknown)]
+        elif self.quick and not self.trials.tried:
+            above = [self.step.traced.peak(front[0].choice) - front[0].bytes]
         how = BudgetSearch(
             front,
             int(self.trials.limit),
             tuple(self.trials.tried),
             rest=None if known else min(above, default=None),
             slack=self.step.traced.slack(),
-            most=most,
+            most=1 if self.quick else most,
             free=self.free,
             uncertain=self._uncertain(front[-1].choice),
             between=self._between,

@@ -24,13 +24,14 @@ def search(
     most: float | None = None,
     tile: bool = False,
     audit: bool = True,
+    quick: bool = False,
 ) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least."""
     # Without a budget recomputation has to make the step faster. `named`: only what has
     # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
     # memory. `tile`: regions may be run in tiles. `audit`: no choice is taken in whose
-    # module something is found. After `most` seconds, or when interrupted, it is the
-    # best so far.
+    # module something is found. `quick`: the first that fits will do. After `most`
+    # seconds, or when interrupted, it is the best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
@@ -38,7 +39,7 @@ def search(
     while True:
         compiles, trials = Compiles(step.begin, deadline, products), Trials(budget)
         asked = SearchedStep(step, named, offload, left=compiles.left)
-        strategy = Strategy(asked, passes, trials)
+        strategy = Strategy(asked, passes, trials, quick)
         try:
             driver = Driver(compiles, trials, tell, audit)
             best, stopped = _best(driver, strategy)

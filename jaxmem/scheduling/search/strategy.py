@@ -37,12 +37,14 @@ class Strategy:
       step: what is searched for.
       passes: those that are asked, in this order.
       trials: what was compiled, kept by who drives the search.
+      quick: whether the first that fits will do.
       notes: what there is to say of how it ended.
     """
 
     step: SearchedStep
     passes: Sequence[Searched]
     trials: Trials
+    quick: bool = False
     notes: tuple[str, ...] = ()
 
     def search(self) -> Search[ReportedTrial]:
@@ -146,21 +148,22 @@ class Strategy:
         trials = self.trials
         trials.tried, limit = [], trials.limit
         self.step = replace(self.step, limit=limit, front=())
-        yield from self._freely()
+        if not self.quick:
+            yield from self._freely()
         if trials.best is not None:
             return trials.best
         self.step = replace(self.step, front=self._front())
         in_parts = any(one.in_parts for one in self.passes)
-        if in_parts and not trials.tried:
+        if in_parts and not trials.tried and not self.quick:
             yield from self._first_trial()
             if trials.best is not None:
                 return trials.best
         free = next((c for one, c in self._free if one.anywhere), None)
-        fronts = Fronts(self.step, self.passes, trials, free)
-        if in_parts and self._may_fit():
+        fronts = Fronts(self.step, self.passes, trials, free, self.quick)
+        if in_parts and (self.quick or self._may_fit()):
             with suppress(BudgetError):
                 found = yield from fronts.among(self.step.front)
-                if fronts.is_fast(found):
+                if self.quick or fronts.is_fast(found):
                     return found
         found = yield from fronts.search()
         self.notes = fronts.notes

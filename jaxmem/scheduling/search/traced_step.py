@@ -53,6 +53,10 @@ class TracedStep:
         """Bytes of the peak under a choice, without arguments, in the order of XLA."""
         return self.sizes_of(self.rewritten(choice, ordered=False).jaxpr)[1]
 
+    def peak(self, choice: Choice) -> int:
+        """The same with the arguments, as a compiler counts it."""
+        return self.predicted(choice) + self.argument_bytes()
+
     def argument_bytes(self) -> int:
         """Bytes of what is there before the step."""
         plain = Choice(self.target)
