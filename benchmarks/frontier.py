@@ -14,8 +14,10 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jaxmem
+from benchmarks import blocks
 from benchmarks._common import (
     RESULTS,
     peak_with,
@@ -23,21 +25,48 @@ from benchmarks._common import (
     published,
     size_and_ms,
 )
-from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET, made
+from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET
 from benchmarks.budget import AXES, panel
 from benchmarks.models import named
+from benchmarks.models.transformers import LlamaLayer, StackConfig
+from benchmarks.models.zoo_transformers import OneHotMixtralLayer
 from jaxmem.scheduling import BudgetError
 
-MODELS = ("BERT-Large, 8 x 512", *STACKS, *FUSED)
+LARGE = {
+    "Llama-7B blocks, fused, 1 x 4096": (
+        StackConfig(8, 4096, 32, 32, 11008, 0.0, fused=True),
+        LlamaLayer,
+        (1, 4096),
+    ),
+    "Mixtral blocks, fused, 2 x 2048": (
+        StackConfig(8, 2048, 32, 8, 7168, 0.0, fused=True),
+        OneHotMixtralLayer,
+        (2, 2048),
+    ),
+}
 EVERY_SECOND, WITHOUT = "nn.remat, every second layer", "no budget"
 COLUMNS = (
     *("model", "policy", "temp MiB", "predicted ms"),
     *("schedule: temp MiB", "schedule: predicted ms", "ratio", "compiles", "seconds"),
 )
 
+made = functools.partial(blocks.made, stacks=STACKS | FUSED | LARGE)
 
-def step_of(name: str, policy: str):
-    """(loss gradient, its arguments) of a model under a policy."""
+
+class Model(NamedTuple):
+    """A model of the comparison.
+
+    Attributes:
+      policies: those that it can have, by name.
+      under: a policy's name -> (loss gradient, its arguments).
+    """
+
+    policies: tuple[str, ...]
+    under: Callable[[str], tuple[Callable, tuple]]
+
+
+def stack_under(name: str, policy: str):
+    """A stack of `benchmarks.blocks`, each layer under the policy."""
     if policy == EVERY_SECOND:
         gradient, model = made(name)
         config = dataclasses.replace(model.config, layers=model.config.layers // 2)
@@ -49,10 +78,17 @@ def step_of(name: str, policy: str):
     return (named.with_names(step) if policy in named.POLICIES else step), args
 
 
+OF_STACKS = (*POLICIES, EVERY_SECOND, *named.POLICIES)
+MODELS = {
+    name: Model(OF_STACKS, functools.partial(stack_under, name))
+    for name in ("BERT-Large, 8 x 512", *STACKS, *FUSED, *LARGE)
+}
+
+
 @functools.cache
 def taken(name: str, policy: str) -> tuple[float, float]:
     """(MiB of temporaries, predicted ms) under a policy."""
-    step, args = step_of(name, policy)
+    step, args = MODELS[name].under(policy)
     return size_and_ms(jaxmem.estimate(step, *args, target=TARGET))
 
 
@@ -62,7 +98,7 @@ def plan_in(name: str, room: float | None):
 
     None where they are out of reach.
     """
-    step, args = step_of(name, "plain")
+    step, args = MODELS[name].under("plain")
     budget = None
     if room is not None:
         plain = jaxmem.estimate(step, *args, target=TARGET)
@@ -78,7 +114,7 @@ def plan_in(name: str, room: float | None):
 def row(name: str, policy: str) -> tuple:
     """A policy, and ours in its bytes; without a budget beside the fastest policy."""
     if policy == WITHOUT:
-        found = [taken(name, p) for p in policies() if p not in named.OFFLOADED]
+        found = [taken(name, p) for p in here(name)]
         theirs, plan = min(found, key=lambda one: one[1]), plan_in(name, None)
     else:
         theirs = taken(name, policy)
@@ -92,14 +128,18 @@ def row(name: str, policy: str) -> tuple:
     return (*theirs, *ours, round(ours[1] / theirs[1], 3), *about)
 
 
-def policies() -> tuple[str, ...]:
-    return (*POLICIES, EVERY_SECOND, *named.POLICIES)
+def here(name: str) -> list[str]:
+    """A model's policies that send nothing to the host's memory."""
+    return [p for p in MODELS[name].policies if p not in named.OFFLOADED]
 
 
 def measures() -> dict[tuple[str, str], Callable[[], tuple]]:
     """The first cells of the rows -> what measures the rest."""
-    every = (*policies(), WITHOUT)
-    return {(m, p): functools.partial(row, m, p) for m in MODELS for p in every}
+    return {
+        (name, policy): functools.partial(row, name, policy)
+        for name, model in MODELS.items()
+        for policy in (*model.policies, WITHOUT)
+    }
 
 
 def draw() -> None:

@@ -13,12 +13,12 @@ from jaxmem.ir import jaxprs
 from tests.scheduling.test_scan_residuals import stacked
 
 LLAMA = "Llama-1B blocks, 2 x 2048"
-ON_DEVICE = [p for p in frontier.policies() if p not in named.OFFLOADED]
+ON_DEVICE = frontier.here(LLAMA)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    made, smaller = blocks.made, blocks.smaller
+    made, smaller = frontier.made, blocks.smaller
     wide = lambda config: dataclasses.replace(smaller(config), dtype=jnp.float32)
     monkeypatch.setattr(blocks, "smaller", wide)
     of = lambda name, policy=None: made(name, policy, small=True)
@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 
 def names_in(policy: str) -> set[str]:
-    step, args = frontier.step_of(LLAMA, policy)
+    step, args = frontier.stack_under(LLAMA, policy)
     found = jaxprs.walk(jax.make_jaxpr(step)(*args))
     return {e.params["name"] for e in found if e.primitive.name == "name"}
 
@@ -41,7 +41,7 @@ def test_products_are_marked_as_maxtext_marks_them():
 
 def kept(policy: str) -> int:
     """Bytes that the forward scan hands to the backward one."""
-    step, args = frontier.step_of(LLAMA, policy)
+    step, args = frontier.stack_under(LLAMA, policy)
     return sum(stacked(jax.make_jaxpr(step)(*args)))
 
 
@@ -63,7 +63,7 @@ def test_policies_keep_the_products_that_they_list():
 
 @pytest.mark.parametrize("policy", ON_DEVICE)
 def test_each_is_the_same_gradient(policy):
-    step, (params, x, key) = frontier.step_of(LLAMA, policy)
+    step, (params, x, key) = frontier.stack_under(LLAMA, policy)
     keys = iter(jax.random.split(jax.random.key(0), 100))
     drawn = lambda s: jax.random.normal(next(keys), s.shape, s.dtype) * 0.05
     params, x = jax.tree.map(drawn, params), drawn(x)
@@ -71,7 +71,7 @@ def test_each_is_the_same_gradient(policy):
     got = step(params, x, key)
     if policy == frontier.EVERY_SECOND:
         got, params = one_after_another(got), one_after_another(params)
-    want = frontier.step_of(LLAMA, "plain")[0](params, x, key)
+    want = frontier.stack_under(LLAMA, "plain")[0](params, x, key)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         # some dozens of roundings of float32, in units of the largest
         np.testing.assert_allclose(g, w, atol=2**-17 * np.abs(w).max(), rtol=0)
