@@ -27,7 +27,7 @@ from benchmarks._common import (
 )
 from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET
 from benchmarks.budget import AXES, panel
-from benchmarks.models import named
+from benchmarks.models import named, wrapped
 from benchmarks.models.transformers import LlamaLayer, StackConfig
 from benchmarks.models.zoo_transformers import OneHotMixtralLayer
 from jaxmem.scheduling import BudgetError
@@ -44,6 +44,13 @@ LARGE = {
         (2, 2048),
     ),
 }
+NETS = {
+    "ResNet-50, 128 x 224 x 224": wrapped.resnet,
+    "U-Net with attention, 64 x 64 x 64": wrapped.unet,
+    "graph network, 400,000 edges": wrapped.graph,
+}
+CHUNK = 64  # of the LSTM's steps; the square root of their number
+IN_CHUNKS = f"nothing_saveable, {CHUNK} steps at a time"
 EVERY_SECOND, WITHOUT = "nn.remat, every second layer", "no budget"
 COLUMNS = (
     *("model", "policy", "temp MiB", "predicted ms"),
@@ -78,11 +85,26 @@ def stack_under(name: str, policy: str):
     return (named.with_names(step) if policy in named.POLICIES else step), args
 
 
+def net_under(make: Callable, policy: str):
+    """One of `benchmarks.models.wrapped`, each block under the policy."""
+    return make(POLICIES[policy])
+
+
+def lstm_under(policy: str):
+    """The LSTM, a step or a chunk of the steps under the policy."""
+    rule = POLICIES["nothing_saveable" if policy == IN_CHUNKS else policy]
+    return wrapped.lstm(rule, chunk=CHUNK if policy == IN_CHUNKS else 1)
+
+
 OF_STACKS = (*POLICIES, EVERY_SECOND, *named.POLICIES)
 MODELS = {
     name: Model(OF_STACKS, functools.partial(stack_under, name))
     for name in ("BERT-Large, 8 x 512", *STACKS, *FUSED, *LARGE)
+} | {
+    name: Model((*POLICIES,), functools.partial(net_under, make))
+    for name, make in NETS.items()
 }
+MODELS["LSTM, 4,096 steps of 64 x 512"] = Model((*POLICIES, IN_CHUNKS), lstm_under)
 
 
 @functools.cache
