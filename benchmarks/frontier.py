@@ -4,10 +4,13 @@
     python -m benchmarks.frontier Llama save_qkv  # rows that have both; others stay
     python -m benchmarks.frontier --pictures      # the pictures alone
 
-Loss gradients of the models of `benchmarks.blocks`, scanned and unmodified, on an H100.
-The policies are JAX's, those of MaxText by name (`benchmarks.models.named`), and
-`nn.remat` of every second layer. A policy that sends arrays to the host's memory has no
-row of ours: no `schedule` here may. "ratio": our predicted time over the policy's.
+Loss gradients on an H100: stacks of layers, scanned and unmodified (`STACKS`, `FUSED`
+and `LARGE`), and the models of `benchmarks.models.wrapped`. The policies are JAX's, for
+each layer, block or step of time. Stacks have those of MaxText by name as well
+(`benchmarks.models.named`), and `nn.remat` of every second layer; the LSTM has
+`nothing_saveable` for many steps at a time. A policy that sends arrays to the host's
+memory has no row of ours: no `schedule` here may. "ratio": our predicted time over the
+policy's.
 """
 
 import dataclasses
@@ -30,6 +33,7 @@ from benchmarks.budget import AXES, panel
 from benchmarks.models import named, wrapped
 from benchmarks.models.transformers import LlamaLayer, StackConfig
 from benchmarks.models.zoo_transformers import OneHotMixtralLayer
+from jaxmem.memory import CompileError
 from jaxmem.scheduling import BudgetError
 
 LARGE = {
@@ -118,7 +122,7 @@ def taken(name: str, policy: str) -> tuple[float, float]:
 def plan_in(name: str, room: float | None):
     """The plan of the unmodified model in so many MiB of temporaries; None: no budget.
 
-    None where they are out of reach.
+    Or why there is none.
     """
     step, args = MODELS[name].under("plain")
     budget = None
@@ -130,7 +134,10 @@ def plan_in(name: str, room: float | None):
         return scheduled.plan(*args)
     except BudgetError as error:
         print(error)
-        return None
+        return "out of reach"
+    except CompileError as error:  # XLA refuses what the search would try
+        print(error)
+        return "does not compile"
 
 
 def row(name: str, policy: str) -> tuple:
@@ -143,11 +150,11 @@ def row(name: str, policy: str) -> tuple:
         if policy in named.OFFLOADED:
             return (*theirs, *[""] * 5)
         plan = plan_in(name, float(round(theirs[0])))
-    if plan is None:
-        return (*theirs, "out of reach", *[""] * 4)
+    if isinstance(plan, str):
+        return (*theirs, plan, *[""] * 4)
     ours = size_and_ms(plan.scheduled)
     about = len(plan.tried), plan.planning_seconds
-    return (*theirs, *ours, round(ours[1] / theirs[1], 3), *about)
+    return (*theirs, *ours, f"{ours[1] / theirs[1]:.3f}", *about)
 
 
 def here(name: str) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import blocks, frontier
-from benchmarks.models import named
+from benchmarks.models import named, wrapped
 from jaxmem.ir import jaxprs
 from tests.scheduling.test_scan_residuals import stacked
 
@@ -75,6 +75,51 @@ def test_each_is_the_same_gradient(policy):
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         # some dozens of roundings of float32, in units of the largest
         np.testing.assert_allclose(g, w, atol=2**-17 * np.abs(w).max(), rtol=0)
+
+
+SMALL = {
+    "ResNet": lambda policy: wrapped.resnet(policy, (1, 1), 8, 2, 32),
+    "U-Net": lambda policy: wrapped.unet(policy, 8, 2, 16),
+    "graph network": lambda policy: wrapped.graph(policy, "small"),
+    "LSTM": lambda policy: wrapped.lstm(policy, 1, 12, 2, 8),
+    "LSTM, in chunks": lambda policy: wrapped.lstm(policy, 4, 12, 2, 8),
+}
+
+
+def by_name(tree) -> dict[str, jax.Array]:
+    """Leaves by their paths; `nn.remat` gives a module another name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(p).replace("Checkpoint", ""): x for p, x in leaves}
+
+
+def values(name: str, policy) -> tuple[dict[str, jax.Array], int]:
+    """What a model gives in small, and how often its trace has `jax.checkpoint`."""
+    step, args = SMALL[name](policy)
+    leaves, treedef = jax.tree.flatten(args)
+    names = list(by_name(args))
+
+    def drawn(s, name):
+        if not isinstance(s, jax.ShapeDtypeStruct):
+            return s
+        at = np.random.default_rng(sum(name.encode()))
+        return jnp.asarray(at.normal(0.1, 0.2, s.shape), s.dtype)
+
+    args = jax.tree.unflatten(treedef, map(drawn, leaves, names))
+    eqns = jaxprs.walk(jax.make_jaxpr(step)(*args))
+    found = sum(e.primitive.name in ("checkpoint", "remat2") for e in eqns)
+    return by_name(step(*args)), found
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_blocks_under_a_policy_have_the_same_gradient(name):
+    want, without = values(name, None)
+    got, some = values(name, jax.checkpoint_policies.nothing_saveable)
+    assert some and not without
+    assert got.keys() == want.keys()
+    # the ResNet is in bfloat16; some gradients are zero but for rounding
+    largest = max(np.abs(w).max() for w in want.values())
+    for k, w in want.items():
+        np.testing.assert_allclose(got[k], w, atol=2**-6 * largest, rtol=0)
 
 
 def one_after_another(tree):
