@@ -54,13 +54,14 @@ def frontier() -> str:
 
 def _line(model: str) -> list[str]:
     own = {r["policy"]: r for r in rows("frontier") if r["model"] == model}
+    ours = _both(own[WITHOUT], "schedule: ")
+    line = [model, _both(own[PLAIN]), _both(own[WITHOUT]), ours]
     found = of_policies(model)
+    if not found:
+        return [*line, own["nothing_saveable"]["schedule: temp MiB"], ""]
     largest = max(found, key=_ratio)
     return [
-        model,
-        _both(own[PLAIN]),
-        _both(own[WITHOUT]),
-        _both(own[WITHOUT], "schedule: "),
+        *line,
         f"{_mean(found):.2f}",
         f"{_ratio(largest):.3f} (`{largest['policy']}`)",
     ]
