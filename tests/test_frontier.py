@@ -39,6 +39,15 @@ def test_products_are_marked_as_maxtext_marks_them():
     assert not names_in("nothing_saveable")
 
 
+def test_what_experts_give_is_marked_too():
+    config, layer, _ = frontier.LARGE["Mixtral blocks, fused, 2 x 2048"]
+    config = dataclasses.replace(blocks.smaller(config), fused=False)
+    model = blocks.Stack(config, layer)
+    step, args = blocks.gradient_of_stack(model, (2, 64))
+    eqns = jaxprs.walk(jax.make_jaxpr(named.with_names(step))(*args))
+    assert "mlpwo" in {e.params["name"] for e in eqns if e.primitive.name == "name"}
+
+
 def kept(policy: str) -> int:
     """Bytes that the forward scan hands to the backward one."""
     step, args = frontier.stack_under(LLAMA, policy)
