@@ -122,11 +122,10 @@ def gradient_of_stack(model: Stack, shape: tuple[int, int]):
     return step, (abstract_params(written_out, x), x, key)
 
 
-def made(name: str, policy=None, lean: bool = False, small: bool = False):
+def made(name: str, policy=None, lean=False, small=False, stacks=STACKS | FUSED):
     """The model, its layer under a checkpoint policy, and its loss gradient's args."""
     remat = functools.partial(nn.remat, policy=policy, prevent_cse=False)
     wrap = (lambda layer: layer) if policy is None else remat
-    stacks = STACKS | FUSED
     if name not in stacks:
         config = SMALL_BERT if small else BertConfig()
         return bert.gradient, Bert(config, layer=wrap(Layer))

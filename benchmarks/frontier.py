@@ -4,18 +4,23 @@
     python -m benchmarks.frontier Llama save_qkv  # rows that have both; others stay
     python -m benchmarks.frontier --pictures      # the pictures alone
 
-Loss gradients of the models of `benchmarks.blocks`, scanned and unmodified, on an H100.
-The policies are JAX's, those of MaxText by name (`benchmarks.models.named`), and
-`nn.remat` of every second layer. A policy that sends arrays to the host's memory has no
-row of ours: no `schedule` here may. "ratio": our predicted time over the policy's.
+Loss gradients on an H100: stacks of layers, scanned and unmodified (`STACKS`, `FUSED`
+and `LARGE`), and the models of `benchmarks.models.wrapped`. The policies are JAX's, for
+each layer, block or step of time. Stacks have those of MaxText by name as well
+(`benchmarks.models.named`), and `nn.remat` of every second layer; the LSTM has
+`nothing_saveable` for many steps at a time. A policy that sends arrays to the host's
+memory has no row of ours: no `schedule` here may. "ratio": our predicted time over the
+policy's.
 """
 
 import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jaxmem
+from benchmarks import blocks
 from benchmarks._common import (
     RESULTS,
     peak_with,
@@ -23,21 +28,56 @@ from benchmarks._common import (
     published,
     size_and_ms,
 )
-from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET, made
+from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET
 from benchmarks.budget import AXES, panel
-from benchmarks.models import named
+from benchmarks.models import named, wrapped
+from benchmarks.models.transformers import LlamaLayer, StackConfig
+from benchmarks.models.zoo_transformers import OneHotMixtralLayer
+from jaxmem.memory import CompileError
 from jaxmem.scheduling import BudgetError
 
-MODELS = ("BERT-Large, 8 x 512", *STACKS, *FUSED)
+LARGE = {
+    "Llama-7B blocks, fused, 1 x 4096": (
+        StackConfig(8, 4096, 32, 32, 11008, 0.0, fused=True),
+        LlamaLayer,
+        (1, 4096),
+    ),
+    "Mixtral blocks, fused, 2 x 2048": (
+        StackConfig(8, 2048, 32, 8, 7168, 0.0, fused=True),
+        OneHotMixtralLayer,
+        (2, 2048),
+    ),
+}
+NETS = {
+    "ResNet-50, 128 x 224 x 224": wrapped.resnet,
+    "U-Net with attention, 64 x 64 x 64": wrapped.unet,
+    "graph network, 400,000 edges": wrapped.graph,
+}
+CHUNK = 64  # of the LSTM's steps; the square root of their number
+IN_CHUNKS = f"nothing_saveable, {CHUNK} steps at a time"
 EVERY_SECOND, WITHOUT = "nn.remat, every second layer", "no budget"
 COLUMNS = (
     *("model", "policy", "temp MiB", "predicted ms"),
     *("schedule: temp MiB", "schedule: predicted ms", "ratio", "compiles", "seconds"),
 )
 
+made = functools.partial(blocks.made, stacks=STACKS | FUSED | LARGE)
 
-def step_of(name: str, policy: str):
-    """(loss gradient, its arguments) of a model under a policy."""
+
+class Model(NamedTuple):
+    """A model of the comparison.
+
+    Attributes:
+      policies: those that it can have, by name.
+      under: a policy's name -> (loss gradient, its arguments).
+    """
+
+    policies: tuple[str, ...]
+    under: Callable[[str], tuple[Callable, tuple]]
+
+
+def stack_under(name: str, policy: str):
+    """A stack of `benchmarks.blocks`, each layer under the policy."""
     if policy == EVERY_SECOND:
         gradient, model = made(name)
         config = dataclasses.replace(model.config, layers=model.config.layers // 2)
@@ -49,10 +89,32 @@ def step_of(name: str, policy: str):
     return (named.with_names(step) if policy in named.POLICIES else step), args
 
 
+def net_under(make: Callable, policy: str):
+    """One of `benchmarks.models.wrapped`, each block under the policy."""
+    return make(POLICIES[policy])
+
+
+def lstm_under(policy: str):
+    """The LSTM, a step or a chunk of the steps under the policy."""
+    rule = POLICIES["nothing_saveable" if policy == IN_CHUNKS else policy]
+    return wrapped.lstm(rule, chunk=CHUNK if policy == IN_CHUNKS else 1)
+
+
+OF_STACKS = (*POLICIES, EVERY_SECOND, *named.POLICIES)
+MODELS = {
+    name: Model(OF_STACKS, functools.partial(stack_under, name))
+    for name in ("BERT-Large, 8 x 512", *STACKS, *FUSED, *LARGE)
+} | {
+    name: Model((*POLICIES,), functools.partial(net_under, make))
+    for name, make in NETS.items()
+}
+MODELS["LSTM, 4,096 steps of 64 x 512"] = Model((*POLICIES, IN_CHUNKS), lstm_under)
+
+
 @functools.cache
 def taken(name: str, policy: str) -> tuple[float, float]:
     """(MiB of temporaries, predicted ms) under a policy."""
-    step, args = step_of(name, policy)
+    step, args = MODELS[name].under(policy)
     return size_and_ms(jaxmem.estimate(step, *args, target=TARGET))
 
 
@@ -60,9 +122,9 @@ def taken(name: str, policy: str) -> tuple[float, float]:
 def plan_in(name: str, room: float | None):
     """The plan of the unmodified model in so many MiB of temporaries; None: no budget.
 
-    None where they are out of reach.
+    Or why there is none.
     """
-    step, args = step_of(name, "plain")
+    step, args = MODELS[name].under("plain")
     budget = None
     if room is not None:
         plain = jaxmem.estimate(step, *args, target=TARGET)
@@ -72,34 +134,41 @@ def plan_in(name: str, room: float | None):
         return scheduled.plan(*args)
     except BudgetError as error:
         print(error)
-        return None
+        return "out of reach"
+    except CompileError as error:  # XLA refuses what the search would try
+        print(error)
+        return "does not compile"
 
 
 def row(name: str, policy: str) -> tuple:
     """A policy, and ours in its bytes; without a budget beside the fastest policy."""
     if policy == WITHOUT:
-        found = [taken(name, p) for p in policies() if p not in named.OFFLOADED]
+        found = [taken(name, p) for p in here(name)]
         theirs, plan = min(found, key=lambda one: one[1]), plan_in(name, None)
     else:
         theirs = taken(name, policy)
         if policy in named.OFFLOADED:
             return (*theirs, *[""] * 5)
         plan = plan_in(name, float(round(theirs[0])))
-    if plan is None:
-        return (*theirs, "out of reach", *[""] * 4)
+    if isinstance(plan, str):
+        return (*theirs, plan, *[""] * 4)
     ours = size_and_ms(plan.scheduled)
     about = len(plan.tried), plan.planning_seconds
-    return (*theirs, *ours, round(ours[1] / theirs[1], 3), *about)
+    return (*theirs, *ours, f"{ours[1] / theirs[1]:.3f}", *about)
 
 
-def policies() -> tuple[str, ...]:
-    return (*POLICIES, EVERY_SECOND, *named.POLICIES)
+def here(name: str) -> list[str]:
+    """A model's policies that send nothing to the host's memory."""
+    return [p for p in MODELS[name].policies if p not in named.OFFLOADED]
 
 
 def measures() -> dict[tuple[str, str], Callable[[], tuple]]:
     """The first cells of the rows -> what measures the rest."""
-    every = (*policies(), WITHOUT)
-    return {(m, p): functools.partial(row, m, p) for m in MODELS for p in every}
+    return {
+        (name, policy): functools.partial(row, name, policy)
+        for name, model in MODELS.items()
+        for policy in (*model.policies, WITHOUT)
+    }
 
 
 def draw() -> None:

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks import blocks, frontier
-from benchmarks.models import named
+from benchmarks.models import named, wrapped
 from jaxmem.ir import jaxprs
 from tests.scheduling.test_scan_residuals import stacked
 
 LLAMA = "Llama-1B blocks, 2 x 2048"
-ON_DEVICE = [p for p in frontier.policies() if p not in named.OFFLOADED]
+ON_DEVICE = frontier.here(LLAMA)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    made, smaller = blocks.made, blocks.smaller
+    made, smaller = frontier.made, blocks.smaller
     wide = lambda config: dataclasses.replace(smaller(config), dtype=jnp.float32)
     monkeypatch.setattr(blocks, "smaller", wide)
     of = lambda name, policy=None: made(name, policy, small=True)
@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 
 def names_in(policy: str) -> set[str]:
-    step, args = frontier.step_of(LLAMA, policy)
+    step, args = frontier.stack_under(LLAMA, policy)
     found = jaxprs.walk(jax.make_jaxpr(step)(*args))
     return {e.params["name"] for e in found if e.primitive.name == "name"}
 
@@ -39,9 +39,18 @@ def test_products_are_marked_as_maxtext_marks_them():
     assert not names_in("nothing_saveable")
 
 
+def test_what_experts_give_is_marked_too():
+    config, layer, _ = frontier.LARGE["Mixtral blocks, fused, 2 x 2048"]
+    config = dataclasses.replace(blocks.smaller(config), fused=False)
+    model = blocks.Stack(config, layer)
+    step, args = blocks.gradient_of_stack(model, (2, 64))
+    eqns = jaxprs.walk(jax.make_jaxpr(named.with_names(step))(*args))
+    assert "mlpwo" in {e.params["name"] for e in eqns if e.primitive.name == "name"}
+
+
 def kept(policy: str) -> int:
     """Bytes that the forward scan hands to the backward one."""
-    step, args = frontier.step_of(LLAMA, policy)
+    step, args = frontier.stack_under(LLAMA, policy)
     return sum(stacked(jax.make_jaxpr(step)(*args)))
 
 
@@ -63,7 +72,7 @@ def test_policies_keep_the_products_that_they_list():
 
 @pytest.mark.parametrize("policy", ON_DEVICE)
 def test_each_is_the_same_gradient(policy):
-    step, (params, x, key) = frontier.step_of(LLAMA, policy)
+    step, (params, x, key) = frontier.stack_under(LLAMA, policy)
     keys = iter(jax.random.split(jax.random.key(0), 100))
     drawn = lambda s: jax.random.normal(next(keys), s.shape, s.dtype) * 0.05
     params, x = jax.tree.map(drawn, params), drawn(x)
@@ -71,10 +80,55 @@ def test_each_is_the_same_gradient(policy):
     got = step(params, x, key)
     if policy == frontier.EVERY_SECOND:
         got, params = one_after_another(got), one_after_another(params)
-    want = frontier.step_of(LLAMA, "plain")[0](params, x, key)
+    want = frontier.stack_under(LLAMA, "plain")[0](params, x, key)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         # some dozens of roundings of float32, in units of the largest
         np.testing.assert_allclose(g, w, atol=2**-17 * np.abs(w).max(), rtol=0)
+
+
+SMALL = {
+    "ResNet": lambda policy: wrapped.resnet(policy, (1, 1), 8, 2, 32),
+    "U-Net": lambda policy: wrapped.unet(policy, 8, 2, 16),
+    "graph network": lambda policy: wrapped.graph(policy, "small"),
+    "LSTM": lambda policy: wrapped.lstm(policy, 1, 12, 2, 8),
+    "LSTM, in chunks": lambda policy: wrapped.lstm(policy, 4, 12, 2, 8),
+}
+
+
+def by_name(tree) -> dict[str, jax.Array]:
+    """Leaves by their paths; `nn.remat` gives a module another name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(p).replace("Checkpoint", ""): x for p, x in leaves}
+
+
+def values(name: str, policy) -> tuple[dict[str, jax.Array], int]:
+    """What a model gives in small, and how often its trace has `jax.checkpoint`."""
+    step, args = SMALL[name](policy)
+    leaves, treedef = jax.tree.flatten(args)
+    names = list(by_name(args))
+
+    def drawn(s, name):
+        if not isinstance(s, jax.ShapeDtypeStruct):
+            return s
+        at = np.random.default_rng(sum(name.encode()))
+        return jnp.asarray(at.normal(0.1, 0.2, s.shape), s.dtype)
+
+    args = jax.tree.unflatten(treedef, map(drawn, leaves, names))
+    eqns = jaxprs.walk(jax.make_jaxpr(step)(*args))
+    found = sum(e.primitive.name in ("checkpoint", "remat2") for e in eqns)
+    return by_name(step(*args)), found
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_blocks_under_a_policy_have_the_same_gradient(name):
+    want, without = values(name, None)
+    got, some = values(name, jax.checkpoint_policies.nothing_saveable)
+    assert some and not without
+    assert got.keys() == want.keys()
+    # the ResNet is in bfloat16; some gradients are zero but for rounding
+    largest = max(np.abs(w).max() for w in want.values())
+    for k, w in want.items():
+        np.testing.assert_allclose(got[k], w, atol=2**-6 * largest, rtol=0)
 
 
 def one_after_another(tree):

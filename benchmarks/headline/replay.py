@@ -10,8 +10,11 @@ from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import SDS
 
 
-def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
-    """An LSTM's step with Adam, and its arguments: as anyone writes it."""
+def lstm_loss(batch: int, width: int, wrap=lambda body: body):
+    """An LSTM's loss, as anyone writes it, and its weights.
+
+    `wrap`: changes what is scanned over the inputs.
+    """
 
     def cell(weights, carry, x):
         h, memory = carry
@@ -23,10 +26,21 @@ def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
 
     def loss(weights, xs):
         zeros = jnp.zeros((batch, width))
-        body = lambda carry, x: cell(weights, carry, x)
+        body = wrap(lambda carry, x: cell(weights, carry, x))
         (h, _), _ = jax.lax.scan(body, (zeros, zeros), xs)
         return (h @ weights["out"]).mean()
 
+    f32 = lambda *shape: SDS(shape, jnp.float32)
+    return loss, {
+        "w": f32(2 * width, 4 * width),
+        "b": f32(4 * width),
+        "out": f32(width, 1),
+    }
+
+
+def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
+    """Its step with Adam, and the arguments."""
+    loss, weights = lstm_loss(batch, width)
     tx = optax.adam(1e-3)
 
     def step(state, xs):
@@ -35,14 +49,8 @@ def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
         updates, moments = tx.update(grads, moments, weights)
         return (optax.apply_updates(weights, updates), moments), value
 
-    f32 = lambda *shape: SDS(shape, jnp.float32)
-    weights = {
-        "w": f32(2 * width, 4 * width),
-        "b": f32(4 * width),
-        "out": f32(width, 1),
-    }
     state = weights, jax.eval_shape(tx.init, weights)
-    return step, (state, f32(steps, batch, width))
+    return step, (state, SDS((steps, batch, width), jnp.float32))
 
 
 def replay(budget: str = "620MiB") -> Pair:

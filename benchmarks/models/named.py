@@ -50,6 +50,8 @@ POLICIES: dict[str, Callable] = {
 
 def named(call, args: tuple, kwargs: dict[str, Any], context) -> Any:
     """Marks what a module gives, for `nn.intercept_methods`."""
+    if context.method_name == "expert":  # of a mixture, which has no modules
+        return checkpoint_name(call(*args, **kwargs), "mlpwo")
     name = OUTPUTS.get(context.module.name or "")
     if name is None or context.method_name != "__call__":
         return call(*args, **kwargs)

@@ -106,8 +106,11 @@ class MixtralLayer(LlamaLayer):
         router = nn.initializers.lecun_normal()
         w["router"] = self.param("router", router, (c.width, self.experts))
         w = {name: x.astype(c.dtype) for name, x in w.items()}
-        out, _ = (ragged if self.sorts else one_hot)(gated_mlp, y, w)
+        out, _ = (ragged if self.sorts else one_hot)(self.expert, y, w)
         return out
+
+    def expert(self, product, x, w):
+        return gated_mlp(product, x, w)
 
 
 class OneHotMixtralLayer(MixtralLayer):

@@ -37,6 +37,7 @@ class UNet(nn.Module):
     """The noise in images [B, S, S, 3] at levels [B]."""
 
     width: int
+    block: type[nn.Module] = Block
 
     @nn.compact
     def __call__(self, x, levels):
@@ -45,14 +46,14 @@ class UNet(nn.Module):
         level = nn.silu(nn.Dense(4 * self.width)(level))
         x, passed = nn.Conv(self.width, (3, 3))(x), []
         for width in (self.width, 2 * self.width):
-            x = Block(width)(x, level)
+            x = self.block(width)(x, level)
             passed.append(x)
             x = nn.avg_pool(x, (2, 2), (2, 2))
-        x = Block(2 * self.width)(x, level)
+        x = self.block(2 * self.width)(x, level)
         for width in (2 * self.width, self.width):
             b, h, w, c = x.shape
             x = jax.image.resize(x, (b, 2 * h, 2 * w, c), "nearest")
-            x = Block(width)(jnp.concatenate([x, passed.pop()], axis=-1), level)
+            x = self.block(width)(jnp.concatenate([x, passed.pop()], axis=-1), level)
         return nn.Conv(3, (3, 3))(nn.silu(nn.GroupNorm(num_groups=4)(x)))
 
 

@@ -44,7 +44,7 @@ def exchange(layer, x, senders, receivers):
     return x + jax.nn.silu(jnp.concatenate([x, total], axis=-1) @ layer["node"])
 
 
-def loss(params, x, edges, labels):
+def loss(params, x, edges, labels, exchange=exchange):
     for layer in params["layers"]:
         x = exchange(layer, x, *edges)
     logits = x @ params["head"]
