@@ -308,7 +308,10 @@ def test_what_goes_to_the_host_and_back_is_counted():
     # the array is read, too, by a kernel of its own
     work = max(of_product(1024, 1024, 1024), moved) + START + moved + TARGET.launch
     waits = 7 * (own / TARGET.host - work)
-    assert waiting_for_host(closed, TARGET) == pytest.approx(waits, rel=1e-12) and waits > 0
+    assert (
+        waiting_for_host(closed, TARGET) == pytest.approx(waits, rel=1e-12)
+        and waits > 0
+    )
     inside = jax.jit(lambda c: (c @ c, sent(c)))
     called = jax.make_jaxpr(lambda x: lax.scan(lambda c, _: inside(c), x, length=7))
     assert waiting_for_host(called(large), TARGET) == pytest.approx(waits, rel=1e-12)
