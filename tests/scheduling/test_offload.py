@@ -126,7 +126,7 @@ def test_offload_needs_a_budget():
 # -- with optimizer state in the host's memory
 
 
-SIZE, ITERATIONS = 2**18, 15  # of a layer's parameters, and of what is dear in it
+SIZE, ITERATIONS = 2**18, 8  # of a layer's parameters, and of what is dear in it
 
 
 def front_of(tx, rows):
