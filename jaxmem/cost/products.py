@@ -40,7 +40,8 @@ def product_of(
     # what else is shared: the groups of rows, a result of operands that are whole
     sizes["m"] = _parts(sizes["m"], shardings.workers(eqn, without=used))
     wide = max((v.aval.dtype for v in eqn.invars[:2]), key=lambda d: d.itemsize)
-    return Product(**sizes, bits=8 * wide.itemsize, dtype=str(wide), library=True)
+    sides = sizes["batch"], sizes["m"], sizes["n"], sizes["k"]
+    return Product(*sides, 8 * wide.itemsize, str(wide), library=True)
 
 
 def _parts(size: int, n: int) -> int:
