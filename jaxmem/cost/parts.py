@@ -10,7 +10,7 @@ in parts or not.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax.numpy as jnp
 
@@ -91,5 +91,8 @@ class Price:
     def _work(self, eqn, placed: Placements, n: int) -> float:
         """Of a part's arithmetic; of a loop that of its own operations."""
         if bodies(eqn):
-            return self.seconds(eqn) / n
+            idle = replace(self.rates, launch=0.0, fill=0.0)
+            work = seconds(eqn, idle, self.shardings) or 0.0
+            # each part starts all kernels of the loop
+            return work / n + self.seconds(eqn) - work
         return arithmetic(eqn, self.rates, self.shardings, placed.in_axes, n)

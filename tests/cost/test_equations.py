@@ -1,4 +1,8 @@
-"""Seconds of equations, against bytes and arithmetic counted by hand."""
+"""Seconds of equations, against bytes and products counted by hand.
+
+What a product takes is the roofline's (`tests/memory/time`), of rows, columns and a sum
+that are counted here.
+"""
 
 import math
 from dataclasses import replace
@@ -11,14 +15,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.chips import rates_of
-from jaxmem.cost import equations
+from jaxmem.cost import equations, roofline
 from jaxmem.cost.host_traffic import host_traffic, waiting_for_host
+from jaxmem.cost.kernel import Product
 from jaxmem.ir.fused import fused_only, is_lookup
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.shards import WHOLE, of_shardings
 
 TARGET = rates_of("h100")
 AT_ONCE = replace(TARGET, bandwidth=math.inf)  # nothing waits for its memory
+START = TARGET.launch + TARGET.fill  # of a product
 SDS = jax.ShapeDtypeStruct
 X, NARROW = SDS((32, 64), jnp.float32), SDS((32, 64), jnp.bfloat16)
 BYTES = 4 * 32 * 64
@@ -31,6 +37,13 @@ def equation(fn, *args):
 
 def seconds(fn, *args):
     return equations.seconds(equation(fn, *args), TARGET)
+
+
+def of_product(m, n, k, batch=1, dtype="float32"):
+    """What the tiles of a product of a library take."""
+    bits = 8 * jnp.dtype(dtype).itemsize
+    one = Product(batch, m, n, k, bits, dtype, library=True)
+    return roofline.product_seconds(one, TARGET)
 
 
 MOVED = {
@@ -52,53 +65,71 @@ MOVED = {
         (jax.eval_shape(lambda: jax.random.key(0)),),
         3 * BYTES,
     ),
-    "nothing: fused": (lambda x: lax.exp(x), (X,), 0),
-    "nothing: a barrier": (lambda x: lax.optimization_barrier(x), (X,), 0),
+}
+FUSED = {
+    "elementwise": lambda x: lax.exp(x),
+    "a barrier": lambda x: lax.optimization_barrier(x),
 }
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_bytes_take_the_bandwidth(name):
+def test_a_kernel_is_started_and_its_bytes_take_the_bandwidth(name):
     fn, args, moved = MOVED[name]
-    assert seconds(fn, *args) == pytest.approx(moved / TARGET.bandwidth)
+    wanted = TARGET.launch + moved / TARGET.bandwidth
+    assert seconds(fn, *args) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_fused_is_not_even_started(name):
+    assert seconds(FUSED[name], X) == 0.0
 
 
 W = SDS((64, 16), jnp.float32)
 IMAGE, KERNEL = SDS((2, 3, 8, 10), jnp.float32), SDS((6, 3, 5, 7), jnp.float32)
+# rows, columns and the sum of a product; and how many there are
 PRODUCTS = {
-    "product": (jnp.dot, (X, W), 2 * 32 * 64 * 16),
+    "product": (jnp.dot, (X, W), (32, 16, 64)),
     "batches": (
         lambda x, y: lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,)))),
         (SDS((4, 5, 6), jnp.float32), SDS((4, 6, 7), jnp.float32)),
-        2 * 4 * 5 * 6 * 7,
+        (5, 7, 6, 4),
     ),
     "convolution": (
         lambda x, w: lax.conv(x, w, (1, 1), "SAME"),
         (IMAGE, KERNEL),
-        2 * (2 * 6 * 8 * 10) * (3 * 5 * 7),
+        (2 * 8 * 10, 6, 3 * 5 * 7),
     ),
     "rows of groups": (
         lax.ragged_dot,
         (X, SDS((5, 64, 16), jnp.float32), SDS((5,), jnp.int32)),
-        2 * 32 * 64 * 16,
+        (32, 16, 64),
     ),
 }
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_products_take_their_arithmetic(name, dtype):
-    fn, args, flops = PRODUCTS[name]
+def test_products_take_what_their_tiles_take(name, dtype):
+    fn, args, sizes = PRODUCTS[name]
     of = lambda a: a.dtype if a.dtype == jnp.int32 else dtype
     eqn = equation(fn, *(SDS(a.shape, of(a)) for a in args))
-    assert equations.flops(eqn) == flops
-    rate = TARGET.wide if dtype == "float32" else TARGET.narrow
-    assert equations.seconds(eqn, AT_ONCE) == pytest.approx(flops / rate)
-    assert equations.product_seconds(eqn, TARGET) == pytest.approx(flops / rate)
+    assert equations.flops(eqn) == 2 * math.prod(sizes)
+    tiles = of_product(*sizes, dtype=dtype)
+    assert equations.product_seconds(eqn, TARGET) == tiles > 0
+    assert equations.seconds(eqn, AT_ONCE) == tiles + START
     # of few channels: as long as what it makes takes to be written
     (made,) = (v.aval.size * v.aval.dtype.itemsize for v in eqn.outvars)
     written = made / TARGET.bandwidth
-    assert equations.seconds(eqn, TARGET) == pytest.approx(max(flops / rate, written))
+    assert equations.seconds(eqn, TARGET) == max(tiles, written) + START
+
+
+def test_a_product_of_few_channels_takes_as_long_as_to_write_it():
+    """2 r^2 flops for each of the r^2 elements of a sum of one."""
+    rows = 2**13
+    eqn = equation(jnp.dot, SDS((rows, 1), "float32"), SDS((1, rows), "float32"))
+    written = 4 * rows**2 / TARGET.bandwidth
+    assert written > of_product(rows, rows, 1)
+    assert equations.seconds(eqn, TARGET) == pytest.approx(written + START, rel=1e-12)
 
 
 def test_a_product_of_two_types_is_as_slow_as_the_wider():
@@ -108,11 +139,12 @@ def test_a_product_of_two_types_is_as_slow_as_the_wider():
         ),
         *(NARROW, W),
     )
-    assert equations.seconds(eqn, AT_ONCE) == equations.flops(eqn) / TARGET.wide
+    assert equations.seconds(eqn, AT_ONCE) == of_product(32, 16, 64) + START
+    assert of_product(32, 16, 64) > of_product(32, 16, 64, dtype="bfloat16")
 
 
 SQUARE = SDS((64, 64), jnp.float32)
-ONE = 2 * 64**3
+FLOPS, ONE = 2 * 64**3, of_product(64, 64, 64)
 
 
 def twice(x):
@@ -136,9 +168,10 @@ NESTED = {
 def test_bodies_count_as_often_as_they_run(name):
     fn, times = NESTED[name]
     eqn = equation(fn, SQUARE)
-    assert equations.flops(eqn) == times * ONE
-    took = pytest.approx(times * ONE / TARGET.wide)
+    assert equations.flops(eqn) == times * FLOPS
+    took = pytest.approx(times * ONE, rel=1e-12)
     assert equations.product_seconds(eqn, TARGET) == took
+    took = pytest.approx(times * (ONE + START), rel=1e-12)
     assert equations.seconds(eqn, AT_ONCE) == took
 
 
@@ -147,8 +180,9 @@ def test_of_branches_the_dearest_counts():
         return lax.switch(i, [lambda x: x @ x, twice, lambda x: x + 1], x)
 
     eqn = jax.make_jaxpr(fn)(SDS((), jnp.int32), SQUARE).eqns[-1]
-    assert eqn.primitive.name == "cond" and equations.flops(eqn) == 2 * ONE
-    assert equations.seconds(eqn, AT_ONCE) == pytest.approx(2 * ONE / TARGET.wide)
+    assert eqn.primitive.name == "cond" and equations.flops(eqn) == 2 * FLOPS
+    took = pytest.approx(2 * (ONE + START), rel=1e-12)
+    assert equations.seconds(eqn, AT_ONCE) == took
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +212,11 @@ def test_a_shard_map_counts_what_one_device_does(mesh, known):
     )
     eqn, shardings = spread_eqn(run, mesh, (X, ("data",)), (W, ()))
     shardings = shardings if known else WHOLE
-    work = 2 * 32 * 64 * 16 / 4
-    assert equations.flops(eqn, shardings) == work
+    assert equations.flops(eqn, shardings) == 2 * 32 * 64 * 16 / 4
     written = 4 * 32 * 16 / 4 / TARGET.bandwidth
-    time = max(work / TARGET.wide, written) + 2 * written
-    assert equations.seconds(eqn, TARGET, shardings) == pytest.approx(time)
+    product = max(of_product(32 // 4, 16, 64), written) + START
+    time = pytest.approx(product + 2 * written + TARGET.launch, rel=1e-12)
+    assert equations.seconds(eqn, TARGET, shardings) == time
 
 
 def test_a_device_reads_all_of_what_is_not_spread(mesh):
@@ -195,7 +229,7 @@ def test_a_device_reads_all_of_what_is_not_spread(mesh):
     assert shardings.shards(eqn.outvars[0]) == 4
     moved = BYTES + (4 * 512 + 512 * 64 * 4) / 4
     assert equations.seconds(eqn, TARGET, shardings) == pytest.approx(
-        moved / TARGET.bandwidth
+        moved / TARGET.bandwidth + TARGET.launch, rel=1e-12
     )
 
 
@@ -221,9 +255,11 @@ def test_work_in_a_body_is_shared_as_its_own_arrays_are_spread(mesh, name):
     args = (SQUARE, ("data",)), (SQUARE, ()), (SQUARE, ("data", "model"))
     eqn, shardings = spread_eqn(fn, mesh, *args)
     assert shardings.workers(eqn) == 8
-    assert equations.flops(eqn, shardings) == times * ONE / 4
-    time = pytest.approx(times * ONE / 4 / TARGET.wide)
+    assert equations.flops(eqn, shardings) == times * FLOPS / 4
+    one = of_product(64 // 4, 64, 64)
+    time = pytest.approx(times * (one + START), rel=1e-12)
     assert equations.seconds(eqn, AT_ONCE, shardings) == time
+    time = pytest.approx(times * one, rel=1e-12)
     assert equations.product_seconds(eqn, TARGET, shardings) == time
 
 
@@ -257,26 +293,31 @@ def stacked(x):
 
 
 def test_what_goes_to_the_host_and_back_is_counted():
-    both = jax.make_jaxpr(lambda x: fetched(sent(x) + 0))(SQUARE)
-    own = 4 * 64 * 64
+    large = SDS((1024, 1024), jnp.float32)
+    both = jax.make_jaxpr(lambda x: fetched(sent(x) + 0))(large)
+    own = 4 * 1024**2
     assert host_traffic(both) == 2 * own
-    called = jax.make_jaxpr(jax.jit(lambda x: fetched(sent(x) + 0)))(SQUARE)
+    called = jax.make_jaxpr(jax.jit(lambda x: fetched(sent(x) + 0)))(large)
     assert host_traffic(called) == 2 * own
     assert waiting_for_host(called, TARGET) == 0.0  # only scans wait
-    stays = jax.make_jaxpr(lambda x: fetched(x) * 2)(SQUARE)
+    stays = jax.make_jaxpr(lambda x: fetched(x) * 2)(large)
     assert host_traffic(stays) == 0
-    closed = jax.make_jaxpr(stacked)(SQUARE)
+    closed = jax.make_jaxpr(stacked)(large)
     assert host_traffic(closed) == 7 * own
     moved = own / TARGET.bandwidth
-    work = max(ONE / TARGET.wide, moved) + moved  # the array is read, too
+    # the array is read, too, by a kernel of its own
+    work = max(of_product(1024, 1024, 1024), moved) + START + moved + TARGET.launch
     waits = 7 * (own / TARGET.host - work)
-    assert waiting_for_host(closed, TARGET) == pytest.approx(waits) and waits > 0
+    assert (
+        waiting_for_host(closed, TARGET) == pytest.approx(waits, rel=1e-12)
+        and waits > 0
+    )
     inside = jax.jit(lambda c: (c @ c, sent(c)))
     called = jax.make_jaxpr(lambda x: lax.scan(lambda c, _: inside(c), x, length=7))
-    assert waiting_for_host(called(SQUARE), TARGET) == pytest.approx(waits)
+    assert waiting_for_host(called(large), TARGET) == pytest.approx(waits, rel=1e-12)
     outer = jax.jit(lambda x: stacked(stacked(x)[0]))
-    closed = jax.make_jaxpr(outer)(SQUARE)
-    assert waiting_for_host(closed, TARGET) == pytest.approx(2 * waits)
+    closed = jax.make_jaxpr(outer)(large)
+    assert waiting_for_host(closed, TARGET) == pytest.approx(2 * waits, rel=1e-12)
 
 
 def test_a_scan_that_computes_longer_than_it_sends_does_not_wait():

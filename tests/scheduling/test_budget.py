@@ -16,6 +16,8 @@ import jaxmem
 from jaxmem import _adviser, schedule
 from jaxmem.chips import rates_of
 from jaxmem.cost.equations import flops, seconds
+from jaxmem.cost.kernel import Product
+from jaxmem.cost.roofline import product_seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
@@ -265,7 +267,9 @@ def test_the_front_is_convex_and_says_what_it_keeps():
 
 def test_what_is_faster_to_recompute_than_to_read_is_not_kept():
     """On a chip whose seconds are predicted, what is kept is written and read."""
-    fn, args = problem()
+    fn, (ws, _, keys) = problem()
+    # so many rows that a product is written for longer than it is started
+    args = ws, jax.ShapeDtypeStruct((2**16, D), jnp.float32), keys
     spaces = [space_of(scans_in(rewritten(fn, args, NO_CHOICE)), (), "h100")]
     spaces += [replace(spaces[0], target="cpu")]
     front, without = map(pareto_front, spaces)
@@ -298,15 +302,21 @@ def test_flops_and_seconds():
         if e.primitive.name == "dot_general"
     )
     assert flops(eqn) == 2 * 3 * 4 * 5 * 6
+    rates = rates_of("h100")
+    tiles = product_seconds(Product(3, 4, 6, 5, 16, "bfloat16", library=True), rates)
+    assert tiles > 2 * 3 * 4 * 6 / rates.bandwidth
+    assert seconds(eqn, rates) == tiles + rates.launch + rates.fill
     # of few channels: as long as its output takes to be written
-    machine = rates_of("h100")
-    assert seconds(eqn, machine) == 2 * 3 * 4 * 6 / machine.bandwidth
-    at_once = replace(machine, bandwidth=math.inf)
-    assert seconds(eqn, at_once) == flops(eqn) / 989e12
+    written = 2 * 3 * 4 * 6 / 1e6
+    slow = seconds(eqn, replace(rates, bandwidth=1e6))
+    assert slow == written + rates.launch + rates.fill
     conv = lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID")
     args = jnp.ones((2, 3, 9, 9)), jnp.ones((4, 3, 3, 3))
     (eqn,) = jax.make_jaxpr(conv)(*args).jaxpr.eqns
     assert flops(eqn) == 2 * (2 * 4 * 4 * 4) * 3 * 3 * 3
+    one = Product(1, 2 * 4 * 4, 4, 3 * 3 * 3, 32, "float32", library=True)
+    tiles = product_seconds(one, rates)
+    assert seconds(eqn, rates) == tiles + rates.launch + rates.fill
     loop = lambda x: jax.lax.fori_loop(0, x.astype(int)[0], lambda i, y: y * 2, x)
     eqn = next(
         e

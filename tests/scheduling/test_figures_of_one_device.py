@@ -25,7 +25,7 @@ from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.residuals import Recompute
 
 N, LAYERS, TOKENS, WIDTH = 8, 3, 64, 64
-MACHINE = rates_of("h100")
+RATES = rates_of("h100")
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +95,12 @@ def test_how_long_scans_wait_for_the_link(mesh):
 
     like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     traced = lambda rows: jaxprs.trace(step, like(rows, 64), like(64, 64)).jaxpr
-    alone = waiting_for_host(traced(16), MACHINE)
-    (x, w) = traced(16 * N).jaxpr.invars
+    rows = 2**14  # sent for longer than a product is started
+    alone = waiting_for_host(traced(rows), RATES)
+    (x, w) = traced(rows * N).jaxpr.invars
     given = InputShardings(mesh, (of_spec(NamedSharding(mesh, P("data")), x), whole(w)))
     assert alone > 0
-    assert waiting_for_host(traced(16 * N), MACHINE, given) == pytest.approx(alone)
+    assert waiting_for_host(traced(rows * N), RATES, given) == pytest.approx(alone)
 
 
 def test_notes(mesh):

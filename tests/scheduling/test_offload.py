@@ -26,6 +26,8 @@ from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
 from tests.scheduling.test_scan_residuals import same_bits, scans
 from tests.sets import some_fast
 
+HOST = 0.8 * 64e9  # bytes a second: what copies reach of the link of an H100
+
 
 def stacks(closed):
     """(on the device, on the host), of what the forward scan stacks."""
@@ -72,7 +74,9 @@ def test_is_not_counted_on_the_device():
 
 
 def test_the_front_goes_on_where_recomputing_is_slower():
-    fn, args = problem()
+    fn, (ws, _, keys) = problem()
+    # of so many rows that kernels take longer than to be started
+    args = ws, jax.ShapeDtypeStruct((2**14, D), jnp.float32), keys
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(
         space_of(scans_in(first), [(first.jaxpr, None)], "h100", offload=True)
@@ -81,11 +85,11 @@ def test_the_front_goes_on_where_recomputing_is_slower():
     away = [r for r in candidates if r.choice.get(Recompute).offload is not None]
     assert away == candidates[-len(away) :]
     last = candidates[-len(away) - 1]  # the last that keeps all it has on the device
-    assert {r.choice.get(Recompute).rate for r in away} == {32e9}
-    assert last.choice.get(Recompute).rate == 32e9
-    for candidate in away:  # 64 GB/s, there and back
+    assert {r.choice.get(Recompute).rate for r in away} == {HOST / 2}
+    assert last.choice.get(Recompute).rate == HOST / 2
+    for candidate in away:  # there and back
         moved = last.bytes - candidate.bytes
-        assert candidate.seconds == pytest.approx(last.seconds + 2 * moved / 64e9)
+        assert candidate.seconds == pytest.approx(last.seconds + 2 * moved / HOST)
 
 
 def layers(ws, x):
@@ -124,7 +128,7 @@ def test_offload_needs_a_budget():
 # -- with optimizer state in the host's memory
 
 
-SIZE, ITERATIONS = 2**18, 4000  # of a layer's parameters, and of what is dear in it
+SIZE, ITERATIONS = 2**18, 8  # of a layer's parameters, and of what is dear in it
 
 
 def front_of(tx, rows):
@@ -161,12 +165,12 @@ def test_what_is_recomputed_while_the_link_is_busy_costs_nothing():
     assert waiting == 0
     waiting, busy = front_of(on_host(adama(1e-3)), rows=128)
     moved = 4 * L * SIZE * 4  # two moments of float32, there and back
-    assert 0.5 * moved / 64e9 < waiting < moved / 64e9
+    assert 0.5 * moved / HOST < waiting < moved / HOST
     sent = lambda front: [c for c in front if c.choice.get(Recompute).offload]
     kept = lambda front: min(c.bytes for c in front if c not in sent(front))
     assert kept(busy) < kept(free)
     rates = [{c.choice.get(Recompute).rate for c in sent(f)} for f in (busy, free)]
-    assert not rates[0] or max(rates[0]) < min(rates[1]) == 32e9
+    assert not rates[0] or max(rates[0]) < min(rates[1]) == HOST / 2
     # as many bytes for fewer seconds, and nothing for what the wait hides
     for candidate in sent(free):
         below = [c.seconds for c in busy if c.bytes <= candidate.bytes]

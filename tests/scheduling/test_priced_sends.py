@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.chips import rates_of
-from jaxmem.cost.equations import flops, seconds
+from jaxmem.cost.kernel import Product
+from jaxmem.cost.roofline import product_seconds
 from jaxmem.ir import jaxprs
 from jaxmem.ir.communication import sent
 from jaxmem.ir.shards import of_shardings
@@ -22,7 +23,7 @@ from jaxmem.scheduling.recompute.first_layers import (
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import cut, pairs
 
-SIZE, ROWS, LAYERS = 256, 2**14, 4
+SIZE, ROWS, LAYERS = 256, 2**17, 4
 RATE = 1e12  # bytes a second: a product takes less than to keep its result
 
 
@@ -70,13 +71,19 @@ def test_the_price_of_a_sum_over_devices(closed, places):
     first, second = (pair.body.eqns[i] for i in products(pair))
     own = 4 * SIZE * ROWS // 4
     assert [sent(e, pair.inside()) for e in (first, second)] == [0, own]
-    machine = rates_of("h100")
-    # eight share the work, and four what comes of it: the sum is on both of two
-    written = 4 * SIZE * ROWS / 4 / machine.bandwidth
-    wanted = max(flops(second) / 8 / machine.wide, written) + own / machine.link
+    rates = rates_of("h100")
+
+    def wanted(columns, summed):
+        """Of a device's rows: a fourth of them."""
+        one = Product(1, ROWS // 4, columns, summed, 32, "float32", library=True)
+        written = 4 * (ROWS // 4) * columns / rates.bandwidth
+        return max(product_seconds(one, rates), written) + rates.launch + rates.fill
+
     price = pair.priced(price_at(RATE, "h100"))
-    assert price(second) == pytest.approx(RATE * wanted, rel=1e-12)
-    assert price(first) == pytest.approx(RATE * seconds(first, machine) / 8)
+    assert price(first) == pytest.approx(RATE * wanted(SIZE // 2, SIZE), rel=1e-12)
+    # half of what is summed, and all of what comes of it: the sum is on both of two
+    both = wanted(SIZE, SIZE // 2) + own / rates.link
+    assert price(second) == pytest.approx(RATE * both, rel=1e-12)
     # at no price is what has to be sent recomputed
     assert pair.priced(price_at(None, "h100"))(second) is None
 
@@ -157,7 +164,7 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
 
 def test_rows_of_a_table_that_each_device_has_are_dear_to_take_once_more():
     """An eighth of the rows is kept for less than the whole table is read for."""
-    rows, width, share = 2**12, 64, 0.3  # of the time in which a byte is moved
+    rows, width, share = 2**18, 64, 0.3  # of the time in which a byte is moved
 
     def loss(x, table, ids):
         taken = lambda x, ids: (x * jnp.sin(table[ids]), None)
