@@ -19,7 +19,7 @@ from jaxmem import schedule
 from jaxmem.chips import rates_of
 from jaxmem.cost.kernel import Product
 from jaxmem.cost.roofline import product_seconds
-from jaxmem.memory import estimate, targets
+from jaxmem.memory import CompileError, estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
 from jaxmem.scheduling import BudgetError, Choice, _finder
@@ -215,7 +215,48 @@ def test_candidates_are_compiled_two_at_a_time(submitted, told, empty_cache):
     assert len(found.tried) < len(submitted) <= 2 * len(found.tried) + 1
 
 
-# -- what does not fit
+# -- what does not compile, or not fit
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """The compiler fails on those that `failing.on` says, by their number."""
+    seen = SimpleNamespace(count=0, on=lambda n: False)
+    result = _compiles.Compiles._result
+
+    def fails(self, pending):
+        seen.count += 1
+        if seen.on(seen.count):
+            pending.cancel()
+            raise CompileError("no config for a fusion\nand more")
+        return result(self, pending)
+
+    monkeypatch.setattr(_compiles.Compiles, "_result", fails)
+    return seen
+
+
+def test_a_choice_that_the_compiler_fails_on_is_not_taken(failing):
+    failing.on = lambda n: n == 2
+    step, args = in_budget(SHARE, cache=False)
+    found = step.find(args, {})
+    first = next(t for t in found.tried if math.isinf(t.peak))
+    assert found.choice != first.choice and found.report.peak_bytes <= found.budget
+    assert "failed on 1 choice, which could not be taken: no config" in found.notes[0]
+
+
+def test_what_the_compiler_fails_on_is_named_where_nothing_fits(failing):
+    failing.on = lambda n: n > 1
+    step, args = in_budget(SHARE, cache=False)
+    said = "(?s)cannot be reached.*failed on .* choices.*no config for a fusion"
+    with pytest.raises(BudgetError, match=said):
+        step.find(args, {})
+
+
+def test_that_the_step_as_it_is_does_not_compile_is_an_error(failing):
+    failing.on = lambda n: True
+    fn, args = problem()
+    with pytest.raises(CompileError, match="no config for a fusion"):
+        schedule(fn, target="cpu", donate_argnums=(), cache=False).find(args, {})
 
 
 @needs_tpu

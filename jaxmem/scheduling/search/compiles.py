@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from jaxmem.memory import DoesNotFit, MemoryReport, Pending
+from jaxmem.memory import CompileError, DoesNotFit, MemoryReport, Pending
 from jaxmem.scheduling._choice import Choice
 
 _TIMEOUT = 600.0  # seconds for one compile
@@ -43,6 +43,8 @@ class Compiles:
     begin: BeginCompile  # starts one
     deadline: float | None = None  # of `time.monotonic()`; None for none
     products: int | None = None  # the option that all are compiled with, see `Pending`
+    # what the compiler said of choices that it fails on, though not for want of memory
+    refused: dict[Choice, str] = field(default_factory=dict, init=False)
     _begun: dict[Choice, Pending] = field(default_factory=dict, init=False)
     _reports: dict[Choice, MemoryReport | None] = field(
         default_factory=dict, init=False
@@ -61,7 +63,7 @@ class Compiles:
         """Bytes by the assigned buffers; None if there is no way to fit the chip."""
         if choice not in self._reports:
             pending = self._begun.pop(choice, None) or self._start(choice)
-            self._reports[choice] = self._result(pending)
+            self._reports[choice] = self._report(choice, pending)
             self._final |= {choice} if pending.final else set()
         return self._reports[choice]
 
@@ -89,6 +91,24 @@ class Compiles:
     def _start(self, choice: Choice) -> Pending:
         how = {"timeout": min(_TIMEOUT, self.left()), "products": self.products}
         return self.begin(choice, extent="buffers", **how)
+
+    def _report(self, choice: Choice, pending: Pending) -> MemoryReport | None:
+        try:
+            return self._result(pending)
+        except CompileError as error:
+            if not choice.configs:  # the step that keeps all: of it the user must know
+                raise
+            self.refused[choice] = str(error).strip().splitlines()[0]
+            return None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A sentence for what the compiler failed on, if anything."""
+        if not self.refused:
+            return ()
+        count, first = len(self.refused), next(iter(self.refused.values()))
+        choices = f"{count} {'choice' if count == 1 else 'choices'}"
+        return (f"the compiler failed on {choices}, which could not be taken: {first}",)
 
     def _result(self, pending: Pending) -> MemoryReport | None:
         try:

@@ -9,7 +9,12 @@ from jaxmem.scheduling import _passes
 from jaxmem.scheduling._searched import Searched, SearchedStep
 from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
 from jaxmem.scheduling.search.driver import Driver
-from jaxmem.scheduling.search.result import ReportedTrial, SearchResult, wrong_values
+from jaxmem.scheduling.search.result import (
+    BudgetError,
+    ReportedTrial,
+    SearchResult,
+    wrong_values,
+)
 from jaxmem.scheduling.search.strategy import Strategy
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.search.trials import Trials
@@ -44,6 +49,9 @@ def search(
             driver = Driver(compiles, trials, tell, audit)
             best, stopped = _best(driver, strategy)
             break
+        except BudgetError as error:
+            text = "\n".join([str(error), *compiles.notes])
+            raise BudgetError(text, error.least) from None
         except OtherOptions as other:  # all once more, so that all are compiled alike
             products = other.products
         finally:
@@ -59,7 +67,7 @@ def search(
         best.report,
         step.fingerprint,
         products,
-        (stopped,) if stopped else strategy.notes,
+        (*compiles.notes, *((stopped,) if stopped else strategy.notes)),
         stopped=bool(stopped),
     )
 
