@@ -8,7 +8,7 @@ Unless a rate asks for more, no matmul, reduction or random bit is computed twic
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
@@ -109,45 +109,61 @@ def rewrite_of(
     return PairRewrite(pair, slots, carried, stays, instead, offloaded, layers)
 
 
+class _Kept(NamedTuple):
+    """What a forward scan keeps instead: stacks, and what it has yet to send away."""
+
+    stacks: dict[Any, Any]
+    unsent: list[Any]
+
+
 def with_recomputation(closed, plan: PairRewrite):
     """The jaxpr with these residuals recomputed in the backward scan."""
 
-    def backward(eqn, ins: list, given: Given, outs: list, kept: dict) -> list:
-        both = Given(given.whole, given.slices | kept)
-        return _run_backward(eqn, ins, plan, both, last_of(plan, outs))
+    def backward(eqn, ins: list, given: Given, outs: list, kept: _Kept) -> list:
+        both = Given(given.whole, given.slices | kept.stacks)
+        before = _Before(last_of(plan, outs), kept.unsent)
+        return _run_backward(eqn, ins, plan, both, before)
 
     return rebuilt(closed, plan, _run_forward, backward)
 
 
-def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, dict[Any, Any]]:
-    """Outputs of the forward scan, and the stacks of what is kept instead."""
+def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _Kept]:
+    """Outputs of the forward scan, and what is kept instead.
+
+    A layer's residuals go to the host's memory while the next layer runs: a copy that
+    begins where a layer ends would be waited for. So row `i` there is that of layer
+    `i - 1`, and the last layer's never leaves the device.
+    """
     consts, init, xs = split(eqn, values)
     body = plan.body
 
     def step(carry, x):
-        inner = Values(body, body.inputs([*consts, *carry, *x]))
+        outer, unsent = carry
+        inner = Values(body, body.inputs([*consts, *outer, *x]))
         outs = inner.all_outputs()
-        kept = [_sent(plan, v, packed(v, inner.env[v])) for v in plan.instead]
-        return outs[: len(init)], (outs[len(init) :], kept)
+        kept = {v: packed(v, inner.env[v]) for v in plan.instead}
+        made = [kept[v] for v in plan.sent]
+        kept |= zip(plan.sent, _moved(unsent, jax.memory.Space.Host), strict=True)
+        return (outs[: len(init)], made), (outs[len(init) :], list(kept.values()))
 
-    ends, (ys, kept) = scan_like(eqn, step, init, xs)
-    return [*ends, *ys], dict(zip(plan.instead, kept, strict=True))
-
-
-def _sent(plan: PairRewrite, v, value):
-    if v not in plan.offloaded:
-        return value
-    return jax.device_put(value, jax.memory.Space.Host)
+    nothing = [packed(v, _compat.empty_like(v.aval)) for v in plan.sent]
+    (ends, unsent), (ys, kept) = scan_like(eqn, step, (init, nothing), xs)
+    return [*ends, *ys], _Kept(dict(zip(plan.instead, kept, strict=True)), unsent)
 
 
-def _fetched(plan: PairRewrite, v, value):
-    if v not in plan.offloaded:
-        return value
-    return jax.device_put(value, jax.memory.Space.Device)
+def _moved(values: Sequence[Any], to: jax.memory.Space) -> list[Any]:
+    return [jax.device_put(x, to) for x in values]
+
+
+class _Before(NamedTuple):
+    """What an iteration of a backward scan has of the one before."""
+
+    inputs: list[Any]  # of the next layer
+    fetched: list[Any]  # from the host's memory, for this layer
 
 
 def _run_backward(
-    eqn, values: list, plan: PairRewrite, given: Given, last: list
+    eqn, values: list, plan: PairRewrite, given: Given, first: _Before
 ) -> list:
     consts, init, xs = split(eqn, values)
     again = plan.evaluated
@@ -155,20 +171,23 @@ def _run_backward(
     def step(carry, item):
         inner, before = carry
         x, now = dict(item[0]), dict(zip(given.slices, item[1], strict=True))
+        # of the layer that comes next: nothing here waits for it
+        fetched = _moved([now[v] for v in plan.sent], jax.memory.Space.Device)
+        now |= zip(plan.sent, before.fetched, strict=True)
         known = {v: x[slot] for slot, v in plan.stays.items()}
-        now |= {v: unpacked(v, _fetched(plan, v, now[v])) for v in plan.instead}
+        now |= {v: unpacked(v, now[v]) for v in plan.instead}
         values = Values(plan.body, {**given.whole, **known, **now})
         values.evaluate_again(again)
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
         # the next layer's input: this scan has read it in the iteration before
         slots = (one.slot for one in plan.loop_carried)
-        x |= dict(zip(slots, before, strict=True))
+        x |= dict(zip(slots, before.inputs, strict=True))
         carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
-        return (carry, handed_on(plan, values.env)), rows
+        return (carry, _Before(handed_on(plan, values.env), fetched)), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
     items = stays, list(given.slices.values())
-    (ends, _), ys = scan_like(eqn, step, (init, last), items)
+    (ends, _), ys = scan_like(eqn, step, (init, first), items)
     return [*ends, *ys]
 
 
