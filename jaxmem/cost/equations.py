@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.chips import Machine
+from jaxmem.cost.library_attention import attention_seconds, is_library_attention
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import is_fused
@@ -68,6 +69,8 @@ def seconds(eqn, machine: Machine, shardings: Shardings = WHOLE) -> float | None
     made = sum(map(shardings.bytes_of, eqn.outvars)) / machine.bandwidth
     if primitives.is_product(eqn):
         return max(arithmetic(eqn, machine, shardings), made)
+    if is_library_attention(eqn):
+        return max(attention_seconds(eqn, machine, shardings), made)
     # a counter is hashed: that takes arithmetic where others wait for memory
     if known.kind is Kind.RANDOM:
         return _HASH * made

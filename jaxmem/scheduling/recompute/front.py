@@ -165,7 +165,7 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     longer = lambda c: space.longer(c.seconds, first.bytes - c.bytes)
     found = _from_fastest([replace(c, seconds=longer(c)) for c in found])
     if space.offload:
-        found += _away(space, found[-1])
+        found = _fewest(found, [c for one in found for c in _away(space, one)])
     found = descending(found, least)
     if not space.offload and lowest.bytes < found[-1].bytes:
         # what keeps hardly less, for as long as more seconds are predicted: where no
@@ -222,6 +222,15 @@ def _from_fastest(candidates: list[Candidate]) -> list[Candidate]:
     return candidates[candidates.index(fastest) :]
 
 
+def _fewest(kept: list[Candidate], sent: list[Candidate]) -> list[Candidate]:
+    """All of the first, and those of the others that keep less in as few seconds."""
+    found, rest = list(kept), sorted(sent, key=lambda one: (one.seconds, one.bytes))
+    for one in rest:
+        if all(one.bytes < c.bytes for c in found if c.seconds <= one.seconds):
+            found.append(one)
+    return sorted(found, key=lambda one: (one.seconds, -one.bytes))
+
+
 def _between(
     space: SearchSpace, rich: Candidate, poor: Candidate, least: float
 ) -> Iterator[Candidate]:
@@ -252,19 +261,34 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     # A byte there and back takes the same time whatever it belongs to. So one rate
     # parts what is worth recomputing from what is worth sending away: that of this
     # candidate.
-    kept = [
-        (kept_size(v), pair.length / pair.shards(v))
-        for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
-        for v in found.variables
-    ]
-    host = CHIPS[space.target].machine.host
-    for size in sorted({size for size, _ in kept}, reverse=True):
-        gone = round(sum(s * rows for s, rows in kept if s >= size))
+    cuts = _cuts(space, candidate.choice.get(Recompute).rate)
+    sizes = {kept_size(v) for _, found in cuts for v in found.variables}
+    for size in sorted(sizes, reverse=True):
+        gone, waited = 0.0, 0.0
+        for pair, found in cuts:
+            sent = (v for v in found.variables if kept_size(v) >= size)
+            row = sum(kept_size(v) / pair.shards(v) for v in sent)
+            gone += pair.length * row
+            waited += pair.length * _waited(space, pair, found, row)
         sent = replace(candidate.choice.get(Recompute), offload=size)
         choice = candidate.choice.having(sent)
-        yield Candidate(
-            choice, candidate.bytes - gone, candidate.seconds + 2 * gone / host
-        )
+        took = candidate.seconds + waited
+        yield Candidate(choice, candidate.bytes - round(gone), took)
+
+
+def _waited(space: SearchSpace, pair: Pair, found: Cut, row: float) -> float:
+    """Seconds that a layer waits until so many of its bytes are there, and back.
+
+    They go while the next layer runs, in either pass.
+    """
+    machine = CHIPS[space.target].machine
+    link, (forward, backward) = row / machine.host, pair.layer_seconds(machine)
+    prices = pair.priced(price_at(1.0, space.target))
+    again = sum(price_of(pair.body, i, prices) or 0.0 for i in found.recomputed)
+    # where moments take the link for all of a scan nothing runs beside it
+    busy = space.waiting > 0
+    hidden = (0.0, 0.0) if busy else (forward, backward + again)
+    return sum(max(0.0, link - one) for one in hidden)
 
 
 def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
