@@ -62,7 +62,7 @@ _TILT, _TILTED = 1e-5, 1e-1
 def price_of(graph: JaxprGraph, i: int, price: Price) -> float | None:
     """The price of equation `i`, with a little added for a late position."""
     cost = price(graph.eqns[i])
-    return cost and cost * (1 + min(_TILT * _costly_before(graph)[i], _TILTED))
+    return cost and cost * (1 - min(_TILT * _costly_before(graph)[i], _TILTED))
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,12 +5,13 @@ something smaller; or the next layer's input, which the backward scan has just r
 Unless a rate asks for more, no matmul, reduction or random bit is computed twice.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
@@ -46,6 +47,9 @@ class Recompute:
     # bytes a layer from which what is kept waits in the host's memory; None: nothing
     # does
     offload: Bytes | None = None
+    # bytes of a layer that wait there at most, what is computed first before the rest;
+    # None: as many as there are
+    offload_most: Bytes | None = None
 
     @property
     def uses_host(self) -> bool:
@@ -58,21 +62,20 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     price = price_at(config.rate, level.target)
     if config.named:
         return rewrites_by_names(level.jaxpr, price, level.shardings)
-    how = {"offload": config.offload, "given": level.shardings}
-    return rewrites(level.jaxpr, price, **how)
+    return rewrites(level.jaxpr, price, config, level.shardings)
 
 
 def rewrites(
     closed,
     price: ShardedPrice = fused_alone,
-    offload: int | None = None,
+    config: Recompute = Recompute(),  # noqa: B008 - it is frozen
     given: InputShardings | None = None,
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
-    # What is kept and takes `offload` bytes or more waits in the host's memory.
     for pair in pairs(closed, given):
         found = cut(pair, price)
-        rewrite = rewrite_of(pair, found, pair.length, offload)
+        away = sent_away(pair, found, config)
+        rewrite = rewrite_of(pair, found, pair.length, away)
         # what is sent to the host frees the device even where as much is kept
         if found.cost < pair.bytes or rewrite.offloaded:
             yield rewrite
@@ -88,13 +91,32 @@ def rewrites_by_names(
             yield rewrite
 
 
+def sent_away(pair: Pair, found: Cut, config: Recompute) -> frozenset[Any]:
+    """What of a cut waits in the host's memory."""
+    if config.offload is None:
+        return frozenset()
+    large = [v for v in found.variables if kept_size(v) >= config.offload]
+    if config.offload_most is None:
+        return frozenset(large)
+    sent, room = set(), config.offload_most
+    for v in in_order(pair, large):
+        if kept_size(v) <= room:
+            room -= kept_size(v)
+            sent.add(v)
+    return frozenset(sent)
+
+
+def in_order(pair: Pair, variables: Iterable[Any]) -> list[Any]:
+    """Variables of the forward body in the order in which it has them."""
+    # what is there early has most of the layer to run beside on its way to the host
+    return sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
+
+
 def rewrite_of(
-    pair: Pair, found: Cut, layers: int, offload: int | None = None
+    pair: Pair, found: Cut, layers: int, offloaded: frozenset[Any] = frozenset()
 ) -> PairRewrite:
     """What is recomputed in the first layers of a pair, where this is kept."""
     whole = layers == pair.length
-    least = math.inf if offload is None else offload
-    offloaded = frozenset(v for v in found.variables if kept_size(v) >= least)
     stays = {}
     for slot, v in pair.slots.items():
         # a mask is packed into bits, and what waits on the host is sent there: neither
@@ -110,45 +132,39 @@ def rewrite_of(
 
 
 class _Kept(NamedTuple):
-    """What a forward scan keeps instead: stacks, and what it has yet to send away."""
+    """What a forward scan keeps instead: stacks, and what of the last layer is here."""
 
     stacks: dict[Any, Any]
-    unsent: list[Any]
+    here: list[Any]  # of what goes to the host's memory
 
 
 def with_recomputation(closed, plan: PairRewrite):
     """The jaxpr with these residuals recomputed in the backward scan."""
 
     def backward(eqn, ins: list, given: Given, outs: list, kept: _Kept) -> list:
-        both = Given(given.whole, given.slices | kept.stacks)
-        before = _Before(last_of(plan, outs), kept.unsent)
-        return _run_backward(eqn, ins, plan, both, before)
+        before = _Before(last_of(plan, outs), kept.here)
+        return _run_backward(eqn, ins, plan, given, kept.stacks, before)
 
     return rebuilt(closed, plan, _run_forward, backward)
 
 
 def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _Kept]:
-    """Outputs of the forward scan, and what is kept instead.
-
-    A layer's residuals go to the host's memory while the next layer runs: a copy that
-    begins where a layer ends would be waited for. So row `i` there is that of layer
-    `i - 1`, and the last layer's never leaves the device.
-    """
+    """Outputs of the forward scan, and what is kept instead."""
     consts, init, xs = split(eqn, values)
     body = plan.body
 
     def step(carry, x):
-        outer, unsent = carry
-        inner = Values(body, body.inputs([*consts, *outer, *x]))
+        inner = Values(body, body.inputs([*consts, *carry[0], *x]))
         outs = inner.all_outputs()
         kept = {v: packed(v, inner.env[v]) for v in plan.instead}
-        made = [kept[v] for v in plan.sent]
-        kept |= zip(plan.sent, _moved(unsent, jax.memory.Space.Host), strict=True)
-        return (outs[: len(init)], made), (outs[len(init) :], list(kept.values()))
+        here = [kept[v] for v in plan.sent]
+        kept |= zip(plan.sent, _moved(here, jax.memory.Space.Host), strict=True)
+        return (outs[: len(init)], here), (outs[len(init) :], list(kept.values()))
 
+    # the backward scan begins with the last layer's, which nobody has to fetch
     nothing = [packed(v, _compat.empty_like(v.aval)) for v in plan.sent]
-    (ends, unsent), (ys, kept) = scan_like(eqn, step, (init, nothing), xs)
-    return [*ends, *ys], _Kept(dict(zip(plan.instead, kept, strict=True)), unsent)
+    (ends, here), (ys, kept) = scan_like(eqn, step, (init, nothing), xs)
+    return [*ends, *ys], _Kept(dict(zip(plan.instead, kept, strict=True)), here)
 
 
 def _moved(values: Sequence[Any], to: jax.memory.Space) -> list[Any]:
@@ -163,16 +179,16 @@ class _Before(NamedTuple):
 
 
 def _run_backward(
-    eqn, values: list, plan: PairRewrite, given: Given, first: _Before
+    eqn, values: list, plan: PairRewrite, given: Given, stacks: dict, first: _Before
 ) -> list:
     consts, init, xs = split(eqn, values)
     again = plan.evaluated
+    slices = given.slices | {v: x for v, x in stacks.items() if v not in plan.offloaded}
 
     def step(carry, item):
-        inner, before = carry
-        x, now = dict(item[0]), dict(zip(given.slices, item[1], strict=True))
-        # of the layer that comes next: nothing here waits for it
-        fetched = _moved([now[v] for v in plan.sent], jax.memory.Space.Device)
+        layer, inner, before = carry
+        x, now = dict(item[0]), dict(zip(slices, item[1], strict=True))
+        fetched = _fetched([stacks[v] for v in plan.sent], layer - 1)
         now |= zip(plan.sent, before.fetched, strict=True)
         known = {v: x[slot] for slot, v in plan.stays.items()}
         now |= {v: unpacked(v, now[v]) for v in plan.instead}
@@ -183,12 +199,25 @@ def _run_backward(
         slots = (one.slot for one in plan.loop_carried)
         x |= dict(zip(slots, before.inputs, strict=True))
         carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
-        return (carry, _Before(handed_on(plan, values.env), fetched)), rows
+        before = _Before(handed_on(plan, values.env), fetched)
+        return (layer - 1, carry, before), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
-    items = stays, list(given.slices.values())
-    (ends, _), ys = scan_like(eqn, step, (init, first), items)
+    items = stays, list(slices.values())
+    start = jnp.int32(plan.layers - 1)
+    (_, ends, _), ys = scan_like(eqn, step, (start, init, first), items)
     return [*ends, *ys]
+
+
+def _fetched(stacks: Sequence[Any], layer) -> list[Any]:
+    """What waits of a layer: of one that comes next, so that no equation waits for it.
+
+    XLA copies beside all that an iteration computes. The last iteration fetches the
+    first row once more, which is dropped.
+    """
+    how = {"keepdims": False, "allow_negative_indices": False}
+    rows = [lax.dynamic_index_in_dim(x, layer, 0, **how) for x in stacks]
+    return _moved(rows, jax.memory.Space.Device)
 
 
 def last_of(plan: PairRewrite, outs: Sequence[Any]) -> list[Any]:
