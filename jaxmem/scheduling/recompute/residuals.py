@@ -17,7 +17,15 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import shardings_in
-from jaxmem.ir.scans import is_mask, is_var, kept_size, run_body, scan_like, split
+from jaxmem.ir.scans import (
+    host_bytes,
+    is_mask,
+    is_var,
+    kept_size,
+    run_body,
+    scan_like,
+    split,
+)
 from jaxmem.ir.shard_labels import inner_shardings
 from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
@@ -98,7 +106,9 @@ def sent_away(pair: Pair, found: Cut, config: Recompute) -> frozenset[Any]:
     large = [v for v in found.variables if kept_size(v) >= config.offload]
     if config.offload_most is None:
         return frozenset(large)
-    sent, room = set(), config.offload_most
+    # another of the pair's rewrites may have sent some already
+    there = filter(is_var, pair.body.outvars)
+    sent, room = set(), config.offload_most - sum(map(host_bytes, there))
     for v in in_order(pair, large):
         if kept_size(v) <= room:
             room -= kept_size(v)
