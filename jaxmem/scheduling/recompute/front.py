@@ -33,6 +33,7 @@ from jaxmem.scheduling.recompute.unrolled import (
 from jaxmem.scheduling.search.traced_step import TracedStep
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
+_SMALL = 1 / 64  # of what a layer keeps: not worth a copy of its own
 # What layers take, in terms of the estimate of their equations: 1.7 and 1.8 in a
 # compiled Llama, whose elementwise operations that estimate has as fused.
 _PACE = 1.5
@@ -263,11 +264,13 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     """A candidate with more and more of it in the host's memory, the first first."""
     config = candidate.choice.get(Recompute)
     cuts = _cuts(space, config.rate)
+    least = max(1, round(_SMALL * max((found.bytes for _, found in cuts), default=0)))
     # what is sent earlier runs beside more
     ordered = (map(kept_size, in_order(pair, found.variables)) for pair, found in cuts)
-    sums = map(itertools.accumulate, ordered)
+    large = ([size for size in sizes if size >= least] for sizes in ordered)
+    sums = map(itertools.accumulate, large)
     for most in sorted(set(itertools.chain.from_iterable(sums))):
-        sent = replace(config, offload=1, offload_most=most)
+        sent = replace(config, offload=least, offload_most=most)
         gone, waited = 0.0, 0.0
         for pair, found in cuts:
             away = sent_away(pair, found, sent)
