@@ -292,7 +292,7 @@ def test_which_of_them_were_wrong(name, monkeypatch):
 def test_a_search_hands_out_no_module_that_is_wrong(monkeypatch):
     monkeypatch.setattr("jaxmem.ir.host_slices.AFFECTED", False)
     step, args = offloaded()
-    with pytest.raises(CompileError, match="WRONG VALUES.*in place of byte"):
+    with pytest.raises(CompileError, match="WRONG VALUES.*where its index says"):
         schedule(step, target="h100", donate_argnums=()).plan(*args)
     with pytest.raises(BudgetError, match="cannot be reached: WRONG VALUES"):
         schedule(step, "1GiB", target="h100", donate_argnums=()).plan(*args)
