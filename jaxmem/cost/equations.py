@@ -13,6 +13,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.chips import Rates
 from jaxmem.cost import roofline
+from jaxmem.cost.library_attention import attention_seconds, is_library_attention
 from jaxmem.cost.products import product_of
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.communication import sent
@@ -88,6 +89,9 @@ def seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float | None:
     made = sum(map(shardings.bytes_of, eqn.outvars)) / rates.bandwidth
     if primitives.is_product(eqn):
         return max(arithmetic(eqn, rates, shardings), made) + started(eqn, rates)
+    if is_library_attention(eqn):
+        took = attention_seconds(eqn, rates, shardings)
+        return max(took, made) + started(eqn, rates)
     # a counter is hashed: that takes arithmetic where others wait for memory
     if known.kind is Kind.RANDOM:
         return _HASH * made + started(eqn, rates)

@@ -29,6 +29,11 @@ def is_on_host(v: Atom) -> bool:
     return getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
 
 
+def host_bytes(v: Atom) -> int:
+    """Bytes of a variable in the memory of the host."""
+    return elements(v.aval.shape) * v.aval.dtype.itemsize if is_on_host(v) else 0
+
+
 _MASK = 1024  # elements from which a mask is kept in bits
 
 

@@ -28,12 +28,14 @@ def traffic_of(hlo: Hlo, made: Instruction) -> Traffic:
     """The bytes that an instruction, if need be a fusion, reads and writes."""
     reads, host, near = [], 0, 0
     inside = _Inside(hlo, made.called[0]) if made.opcode == "fusion" else None
+    results = tuple(_results(hlo, made) if inside is None else inside.results())
+    moved = sum(a.bytes for one in results for a in arrays_of(one))
     for k, operand in enumerate(made.operands):
         reads.append((operand, _read(hlo, made, k, inside, _DEVICE)))
         near += _read(hlo, made, k, inside, _VECTOR)
-        host += min(_bytes(hlo, operand, HOST), _moved(hlo, made))
+        host += min(_bytes(hlo, operand, HOST), moved)
     written, away = 0, 0
-    for one in _results(hlo, made) if inside is None else inside.results():
+    for one in results:
         written += sum(a.bytes for a in arrays_of(one) if a.space == _DEVICE)
         away += sum(a.bytes for a in arrays_of(one) if a.space == HOST)
         near += sum(a.bytes for a in arrays_of(one) if a.space == _VECTOR)
@@ -50,11 +52,6 @@ def _read(
     if inside is None:
         return min(whole, _read_by(hlo, made, k, space))
     return min(whole, inside.read(k, whole))
-
-
-def _moved(hlo: Hlo, made: Instruction) -> int:
-    """Bytes of what comes out: what a copy from the host moves."""
-    return sum(a.bytes for s in _results(hlo, made) for a in arrays_of(s))
 
 
 def _bytes(hlo: Hlo, name: str, space: int) -> int:

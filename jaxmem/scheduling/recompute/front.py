@@ -22,7 +22,7 @@ from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descendi
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
 from jaxmem.scheduling.recompute.minimum_cut import is_reduction, price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
-from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.residuals import Recompute, in_order, sent_away
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
 from jaxmem.scheduling.recompute.unrolled import (
     Unrolled,
@@ -33,6 +33,10 @@ from jaxmem.scheduling.recompute.unrolled import (
 from jaxmem.scheduling.search.traced_step import TracedStep
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
+_SMALL = 1 / 64  # of what a layer keeps: not worth a copy of its own
+# What layers take, in terms of the estimate of their equations: 1.4 and 1.8 in a
+# compiled Llama, whose elementwise operations that estimate has as fused.
+_PACE = 1.5
 _STEP = 8.0  # from one rate to the next that is looked at
 
 
@@ -166,7 +170,7 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     longer = lambda c: space.longer(c.seconds, first.bytes - c.bytes)
     found = _from_fastest([replace(c, seconds=longer(c)) for c in found])
     if space.offload:
-        found += _away(space, found[-1])
+        found = _fewest(found, [c for one in found for c in _away(space, one)])
     found = descending(found, least)
     if not space.offload and lowest.bytes < found[-1].bytes:
         # what keeps hardly less, for as long as more seconds are predicted: where no
@@ -236,6 +240,15 @@ def _from_fastest(candidates: list[Candidate]) -> list[Candidate]:
     return candidates[candidates.index(fastest) :]
 
 
+def _fewest(kept: list[Candidate], sent: list[Candidate]) -> list[Candidate]:
+    """All of the first, and those of the others that keep less in as few seconds."""
+    found, rest = list(kept), sorted(sent, key=lambda one: (one.seconds, one.bytes))
+    for one in rest:
+        if all(one.bytes < c.bytes for c in found if c.seconds <= one.seconds):
+            found.append(one)
+    return sorted(found, key=lambda one: (one.seconds, -one.bytes))
+
+
 def _between(
     space: SearchSpace, rich: Candidate, poor: Candidate, least: float
 ) -> Iterator[Candidate]:
@@ -262,23 +275,39 @@ def _centred(space: SearchSpace, corners: Sequence[Candidate]) -> Iterator[Candi
 
 
 def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
-    """A candidate with more and more of it in the host's memory, the largest first."""
-    # A byte there and back takes the same time whatever it belongs to. So one rate
-    # parts what is worth recomputing from what is worth sending away: that of this
-    # candidate.
-    kept = [
-        (kept_size(v), pair.length / pair.shards(v))
-        for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
-        for v in found.variables
-    ]
-    host = rates_of(space.target).host
-    for size in sorted({size for size, _ in kept}, reverse=True):
-        gone = round(sum(s * rows for s, rows in kept if s >= size))
-        sent = replace(candidate.choice.get(Recompute), offload=size)
-        choice = candidate.choice.having(sent)
-        yield Candidate(
-            choice, candidate.bytes - gone, candidate.seconds + 2 * gone / host
-        )
+    """A candidate with more and more of it in the host's memory, the first first."""
+    config = candidate.choice.get(Recompute)
+    cuts = _cuts(space, config.rate)
+    least = max(1, round(_SMALL * max((found.bytes for _, found in cuts), default=0)))
+    # what is sent earlier runs beside more
+    ordered = (map(kept_size, in_order(pair, found.variables)) for pair, found in cuts)
+    large = ([size for size in sizes if size >= least] for sizes in ordered)
+    sums = map(itertools.accumulate, large)
+    for most in sorted(set(itertools.chain.from_iterable(sums))):
+        sent = replace(config, offload=least, offload_most=most)
+        gone, waited = 0.0, 0.0
+        for pair, found in cuts:
+            away = sent_away(pair, found, sent)
+            row = sum(kept_size(v) / pair.shards(v) for v in away)
+            gone += pair.length * row
+            waited += pair.length * _waited(space, pair, found, row)
+        choice, took = candidate.choice.having(sent), candidate.seconds + waited
+        yield Candidate(choice, candidate.bytes - round(gone), took)
+
+
+def _waited(space: SearchSpace, pair: Pair, found: Cut, row: float) -> float:
+    """Seconds that a layer waits for so many of its bytes, on the way there and back.
+
+    They go while a layer is computed, in either pass.
+    """
+    rates = rates_of(space.target)
+    link, one = row / rates.host, price_at(1.0, space.target)
+    prices = (price_of(pair.body, i, pair.priced(one)) for i in found.recomputed)
+    forward, backward = pair.layer_seconds(rates)
+    backward += sum(price or 0.0 for price in prices)
+    if space.waiting:  # moments have the link for as long as the layers run
+        return 2 * link
+    return sum(max(0.0, link - _PACE * took) for took in (forward, backward))
 
 
 def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:

@@ -37,6 +37,11 @@ class PairRewrite:
         return self.pair.body
 
     @property
+    def sent(self) -> list[Any]:
+        """Those of what is kept instead that go to the host's memory."""
+        return [v for v in self.instead if v in self.offloaded]
+
+    @property
     def known(self) -> set[Any]:
         """What the backward body is given of the forward body's variables."""
         return {*self.instead, *self.stays.values(), *self.pair.inputs}

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.chips import Rates
+from jaxmem.cost.equations import seconds
 from jaxmem.ir import primitives
 from jaxmem.ir.communication import gathered
 from jaxmem.ir.fused import fused_only
@@ -69,6 +71,11 @@ class Pair:
     # how the variables of the forward body are sharded over devices, when asked
     inside: Callable[[], Shardings] = field(
         default=Shardings, compare=False, repr=False
+    )
+    # seconds of a layer in the forward and in the backward scan on a chip, as far as
+    # anybody can tell
+    layer_seconds: Callable[[Rates], tuple[float, float]] = field(
+        default=lambda rates: (0.0, 0.0), compare=False, repr=False
     )
 
     @property
@@ -132,6 +139,9 @@ def pairs(closed, given: InputShardings | None = None) -> Iterator[Pair]:
             if _is_forward_of(graph.eqns[f], eqn):
                 inside = partial(_inside, closed, given, graph.eqns[f])
                 about = {"inside": inside, "of_parts": is_part(graph.eqns[f])}
+                about["layer_seconds"] = partial(
+                    _layer_seconds, closed, given, graph.eqns[f], eqn
+                )
                 yield replace(_pair(graph, f, b), **about)
 
 
@@ -179,6 +189,16 @@ def _cut(
 def _inside(closed, given: InputShardings | None, eqn) -> Shardings:
     """How the variables of a scan's body are sharded."""
     return shardings_in(eqn.params["jaxpr"], shardings_in(closed, given).body(eqn))
+
+
+def _layer_seconds(
+    closed, given: InputShardings | None, forward, backward, rates: Rates
+) -> tuple[float, float]:
+    shardings = shardings_in(closed, given)
+    took = (seconds(eqn, rates, shardings) or 0.0 for eqn in (forward, backward))
+    layers = max(1, forward.params["length"])
+    first, second = (one / layers for one in took)
+    return first, second
 
 
 def _is_forward_of(first, eqn) -> bool:

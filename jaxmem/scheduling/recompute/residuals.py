@@ -5,18 +5,27 @@ something smaller; or the next layer's input, which the backward scan has just r
 Unless a rate asks for more, no matmul, reduction or random bit is computed twice.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import shardings_in
-from jaxmem.ir.scans import is_mask, is_var, kept_size, run_body, scan_like, split
+from jaxmem.ir.scans import (
+    host_bytes,
+    is_mask,
+    is_var,
+    kept_size,
+    run_body,
+    scan_like,
+    split,
+)
 from jaxmem.ir.shard_labels import inner_shardings
 from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
@@ -50,6 +59,9 @@ class Recompute:
     # they are: XLA has one kernel for a softmax as it is written, and none for one
     # whose sums are given. Only compiling tells which takes longer
     reductions: bool = False
+    # bytes of a layer that wait there at most, what is computed first before the rest;
+    # None: as many as there are
+    offload_most: Bytes | None = None
 
     @property
     def uses_host(self) -> bool:
@@ -62,21 +74,20 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     price = price_at(config.rate, level.target, config.reductions)
     if config.named:
         return rewrites_by_names(level.jaxpr, price, level.shardings)
-    how = {"offload": config.offload, "given": level.shardings}
-    return rewrites(level.jaxpr, price, **how)
+    return rewrites(level.jaxpr, price, config, level.shardings)
 
 
 def rewrites(
     closed,
     price: ShardedPrice = fused_alone,
-    offload: int | None = None,
+    config: Recompute = Recompute(),  # noqa: B008 - it is frozen
     given: InputShardings | None = None,
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
-    # What is kept and takes `offload` bytes or more waits in the host's memory.
     for pair in pairs(closed, given):
         found = cut(pair, price)
-        rewrite = rewrite_of(pair, found, pair.length, offload)
+        away = sent_away(pair, found, config)
+        rewrite = rewrite_of(pair, found, pair.length, away)
         # what is sent to the host frees the device even where as much is kept
         if found.cost < pair.bytes or rewrite.offloaded:
             yield rewrite
@@ -92,13 +103,34 @@ def rewrites_by_names(
             yield rewrite
 
 
+def sent_away(pair: Pair, found: Cut, config: Recompute) -> frozenset[Any]:
+    """What of a cut waits in the host's memory."""
+    if config.offload is None:
+        return frozenset()
+    large = [v for v in found.variables if kept_size(v) >= config.offload]
+    if config.offload_most is None:
+        return frozenset(large)
+    # another of the pair's rewrites may have sent some already
+    there = filter(is_var, pair.body.outvars)
+    sent, room = set(), config.offload_most - sum(map(host_bytes, there))
+    for v in in_order(pair, large):
+        if kept_size(v) <= room:
+            room -= kept_size(v)
+            sent.add(v)
+    return frozenset(sent)
+
+
+def in_order(pair: Pair, variables: Iterable[Any]) -> list[Any]:
+    """Variables of the forward body in the order in which it has them."""
+    # what is there early has most of the layer to run beside on its way to the host
+    return sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
+
+
 def rewrite_of(
-    pair: Pair, found: Cut, layers: int, offload: int | None = None
+    pair: Pair, found: Cut, layers: int, offloaded: frozenset[Any] = frozenset()
 ) -> PairRewrite:
     """What is recomputed in the first layers of a pair, where this is kept."""
     whole = layers == pair.length
-    least = math.inf if offload is None else offload
-    offloaded = frozenset(v for v in found.variables if kept_size(v) >= least)
     stays = {}
     for slot, v in pair.slots.items():
         # a mask is packed into bits, and what waits on the host is sent there: neither
@@ -113,67 +145,94 @@ def rewrite_of(
     return PairRewrite(pair, slots, carried, stays, instead, offloaded, layers)
 
 
+class _Kept(NamedTuple):
+    """What a forward scan keeps instead: stacks, and what of the last layer is here."""
+
+    stacks: dict[Any, Any]
+    here: list[Any]  # of what goes to the host's memory
+
+
 def with_recomputation(closed, plan: PairRewrite):
     """The jaxpr with these residuals recomputed in the backward scan."""
 
-    def backward(eqn, ins: list, given: Given, outs: list, kept: dict) -> list:
-        both = Given(given.whole, given.slices | kept)
-        return _run_backward(eqn, ins, plan, both, last_of(plan, outs))
+    def backward(eqn, ins: list, given: Given, outs: list, kept: _Kept) -> list:
+        before = _Before(last_of(plan, outs), kept.here)
+        return _run_backward(eqn, ins, plan, given, kept.stacks, before)
 
     return rebuilt(closed, plan, _run_forward, backward)
 
 
-def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, dict[Any, Any]]:
-    """Outputs of the forward scan, and the stacks of what is kept instead."""
+def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _Kept]:
+    """Outputs of the forward scan, and what is kept instead."""
     consts, init, xs = split(eqn, values)
     body = plan.body
 
     def step(carry, x):
-        inner = Values(body, body.inputs([*consts, *carry, *x]))
+        inner = Values(body, body.inputs([*consts, *carry[0], *x]))
         outs = inner.all_outputs()
-        kept = [_sent(plan, v, packed(v, inner.env[v])) for v in plan.instead]
-        return outs[: len(init)], (outs[len(init) :], kept)
+        kept = {v: packed(v, inner.env[v]) for v in plan.instead}
+        here = [kept[v] for v in plan.sent]
+        kept |= zip(plan.sent, _moved(here, jax.memory.Space.Host), strict=True)
+        return (outs[: len(init)], here), (outs[len(init) :], list(kept.values()))
 
-    ends, (ys, kept) = scan_like(eqn, step, init, xs)
-    return [*ends, *ys], dict(zip(plan.instead, kept, strict=True))
-
-
-def _sent(plan: PairRewrite, v, value):
-    if v not in plan.offloaded:
-        return value
-    return jax.device_put(value, jax.memory.Space.Host)
+    # the backward scan begins with the last layer's, which nobody has to fetch
+    nothing = [packed(v, _compat.empty_like(v.aval)) for v in plan.sent]
+    (ends, here), (ys, kept) = scan_like(eqn, step, (init, nothing), xs)
+    return [*ends, *ys], _Kept(dict(zip(plan.instead, kept, strict=True)), here)
 
 
-def _fetched(plan: PairRewrite, v, value):
-    if v not in plan.offloaded:
-        return value
-    return jax.device_put(value, jax.memory.Space.Device)
+def _moved(values: Sequence[Any], to: jax.memory.Space) -> list[Any]:
+    return [jax.device_put(x, to) for x in values]
+
+
+class _Before(NamedTuple):
+    """What an iteration of a backward scan has of the one before."""
+
+    inputs: list[Any]  # of the next layer
+    fetched: list[Any]  # from the host's memory, for this layer
 
 
 def _run_backward(
-    eqn, values: list, plan: PairRewrite, given: Given, last: list
+    eqn, values: list, plan: PairRewrite, given: Given, stacks: dict, first: _Before
 ) -> list:
     consts, init, xs = split(eqn, values)
     again = plan.evaluated
+    slices = given.slices | {v: x for v, x in stacks.items() if v not in plan.offloaded}
 
     def step(carry, item):
-        inner, before = carry
-        x, now = dict(item[0]), dict(zip(given.slices, item[1], strict=True))
+        layer, inner, before = carry
+        x, now = dict(item[0]), dict(zip(slices, item[1], strict=True))
+        following = layer - 1 if eqn.params["reverse"] else layer + 1
+        fetched = _fetched([stacks[v] for v in plan.sent], following)
+        now |= zip(plan.sent, before.fetched, strict=True)
         known = {v: x[slot] for slot, v in plan.stays.items()}
-        now |= {v: unpacked(v, _fetched(plan, v, now[v])) for v in plan.instead}
+        now |= {v: unpacked(v, now[v]) for v in plan.instead}
         values = Values(plan.body, {**given.whole, **known, **now})
         values.evaluate_again(again)
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
         # the next layer's input: this scan has read it in the iteration before
         slots = (one.slot for one in plan.loop_carried)
-        x |= dict(zip(slots, before, strict=True))
+        x |= dict(zip(slots, before.inputs, strict=True))
         carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
-        return (carry, handed_on(plan, values.env)), rows
+        before = _Before(handed_on(plan, values.env), fetched)
+        return (following, carry, before), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
-    items = stays, list(given.slices.values())
-    (ends, _), ys = scan_like(eqn, step, (init, last), items)
+    items = stays, list(slices.values())
+    start = jnp.int32(plan.layers - 1 if eqn.params["reverse"] else 0)
+    (_, ends, _), ys = scan_like(eqn, step, (start, init, first), items)
     return [*ends, *ys]
+
+
+def _fetched(stacks: Sequence[Any], layer) -> list[Any]:
+    """What waits of a layer: of one that comes next, so that no equation waits for it.
+
+    XLA copies beside all that an iteration computes. The last iteration fetches its own
+    row once more, which is dropped.
+    """
+    how = {"keepdims": False, "allow_negative_indices": False}
+    rows = [lax.dynamic_index_in_dim(x, layer, 0, **how) for x in stacks]
+    return _moved(rows, jax.memory.Space.Device)
 
 
 def last_of(plan: PairRewrite, outs: Sequence[Any]) -> list[Any]:

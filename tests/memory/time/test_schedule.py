@@ -124,6 +124,34 @@ def test_a_copy_runs_beside_kernels_and_the_rest_is_waited_for(kernels):
     assert total(found.kernels) == pytest.approx(max(alone, beside))
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_update_of_a_stack_on_the_host_moves_what_is_updated(wrapped):
+    stack, row = "f32[24,16777216]{1,0:S(5)}", "f32[1,16777216]{1,0}"
+    update = modules.computation(
+        "f",
+        f"%p0 = {stack} parameter(0)\n%p1 = {row} parameter(1)\n"
+        "%p2 = s32[] parameter(2)\n%z = s32[] constant(0)\n"
+        f"ROOT %u = {stack} dynamic-update-slice(%p0, %p1, %p2, %z)",
+    )
+    around = modules.computation(
+        "g",
+        f"%q0 = {stack} parameter(0)\n%q1 = {row} parameter(1)\n"
+        "%q2 = s32[] parameter(2)\n"
+        f"ROOT %w = {stack} fusion(%q0, %q1, %q2), kind=kLoop, calls=%f",
+    )
+    start = f"(({stack}, {row}, s32[]), {stack}, u32[]) async-start(%h, %r, %i)"
+    entry = (
+        f"%h = {stack} parameter(0)\n%r = {row} parameter(1)\n%i = s32[] parameter(2)\n"
+    )
+    if wrapped:
+        entry += f"%s = {start}, calls=%g\nROOT %d = {stack} async-done(%s)"
+    else:
+        entry += f"ROOT %d = {stack} fusion(%h, %r, %i), kind=kLoop, calls=%f"
+    found = of_text(entry, update, around)
+    alone = H100.launch + 64 * MIB / H100.host
+    assert total(found.kernels) == pytest.approx(alone, rel=0.01)
+
+
 SLICE = modules.computation(
     "f",
     "%p0 = f32[24,16777216]{1,0} parameter(0)\n%p1 = s32[] parameter(1)\n"
