@@ -21,6 +21,8 @@ _NOISE = frozenset(
 _AFTER = {"while": ("body", "cond", "body_jaxpr", "cond_jaxpr")}
 _WRAPPERS = frozenset("jvp transpose vmap pmap xmap linearize".split())
 _BRANCH = re.compile(r"branch_\d+_fun$")
+# Iterations of a loop in which a `cond` takes its true branch, which a schedule knows.
+_TAKEN = re.compile(r"taken_in_(\d+)_of_(\d+)$")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
 _OWN = "jaxmem."  # the scopes of this package's ops begin with it
 
@@ -51,6 +53,21 @@ def parse_op_name(op_name: str) -> OpName:
         backward=backward,
         recomputed=_compat.RECOMPUTED in op_name,
     )
+
+
+def taken_in(count: int, iterations: int) -> str:
+    """The name scope of a `cond` that takes its true branch in so many iterations."""
+    return f"taken_in_{count}_of_{iterations}"
+
+
+def share_taken(op_name: str) -> float | None:
+    """Of a `cond`'s iterations, in how many it takes its true branch, if that is known.
+
+    `op_name`: of the conditional; None where no schedule has made it.
+    """
+    scopes = map(_TAKEN.match, op_name.split("/"))
+    found = next((match for match in reversed([*scopes]) if match), None)
+    return None if found is None else int(found[1]) / int(found[2])
 
 
 def without_repetition(path: str) -> str:
@@ -155,6 +172,7 @@ def _unwrap(part: str) -> tuple[str, str]:
 def _is_noise(part: str, previous: str) -> bool:
     return (
         part in _NOISE
+        or bool(_TAKEN.match(part))
         or part in _AFTER.get(previous, ())
         or (previous == "cond" and bool(_BRANCH.match(part)))
     )

@@ -12,12 +12,13 @@ from benchmarks.figures.rows import (
 )
 
 WITHOUT, PLAIN = "no budget", "plain"
+AWAY = "minimal_offloaded", "qkv_proj_offloaded"  # use the host's memory, as ours may
 
 
 def of_policies(model: str) -> list[Row]:
     """Rows of what recomputes on the device, with ours in as many bytes."""
     found = [r for r in rows("frontier") if r["model"] == model and r["ratio"]]
-    return [r for r in found if r["policy"] not in (WITHOUT, PLAIN)]
+    return [r for r in found if r["policy"] not in (WITHOUT, PLAIN, *AWAY)]
 
 
 def models() -> list[str]:
@@ -81,6 +82,15 @@ def _summary(form: str) -> str:
     found = [r for m in models() if _form(m) == form for r in of_policies(m)]
     slower = sum(_ratio(r) > 1 for r in found)
     return f"{_mean(found):.2f} over {len(found)} points, of which {slower} are above 1"
+
+
+@figures("frontier, offload")
+def offload() -> str:
+    """A line for each model and policy that sends arrays to the host's memory."""
+    head = "model", "policy", "the policy: MiB / predicted ms", "`schedule`", "ratio"
+    found = [r for r in rows("frontier") if r["policy"] in AWAY and r["ratio"]]
+    cells = lambda r: [_both(r), _both(r, "schedule: "), f"{_ratio(r):.3f}"]
+    return table(head, [[r["model"], f"`{r['policy']}`", *cells(r)] for r in found])
 
 
 figures("frontier, written out")(lambda: _summary("written out"))

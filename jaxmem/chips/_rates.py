@@ -34,6 +34,7 @@ class Rates:
         window: elements that an operation by itself, which is in no fusion, takes for
             each launch.
         launch: seconds of a kernel beside what it does, with the gap to the next.
+        branch: seconds until it is known which branch of a conditional is taken.
         few: numbers up to which an operation by itself is no kernel.
         exposed: share of a kernel's shorter waits that the longest one does not hide.
         fill: seconds from a kernel's start to where its products, sums or tiles begin,
@@ -70,6 +71,7 @@ class Rates:
     vector: float
     window: float
     launch: float
+    branch: float
     few: int
     exposed: float
     fill: float
@@ -99,6 +101,7 @@ _TPU_BETWEEN = 0.5  # estimate: heads of 64 fill half a matrix unit
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
+_GPU_BRANCH = 1e-5  # estimate: a number goes to the host, which then goes on
 _GPU_FILL = 1e-6  # measured: products and sums of rows of 10 us
 _HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
 _TPU_HOP = 1e-6  # estimate
@@ -159,6 +162,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         vector=math.inf,
         window=math.inf,
         launch=machine.launch,
+        branch=_GPU_BRANCH,
         few=-1,
         exposed=0.0,
         fill=_GPU_FILL,
@@ -197,6 +201,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         vector=loaded * tpu.cores * clock,
         window=_TPU_WINDOW,
         launch=machine.launch,
+        branch=machine.launch,
         few=_LANES,  # XLA's own cycles: it counts few of these
         exposed=_TPU_EXPOSED,
         fill=0.0,
@@ -233,6 +238,7 @@ def _of_cpu(chip: Chip) -> Rates:
         vector=math.inf,
         window=math.inf,
         launch=machine.launch,
+        branch=machine.launch,
         few=-1,
         exposed=0.0,
         fill=0.0,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from jaxmem._module_path import share_taken
 from jaxmem.chips import Rates
 from jaxmem.cost.kernel import Arithmetic, KernelWork
 from jaxmem.cost.links import links_of
@@ -125,7 +126,15 @@ class _Clock:
         return known or self.trip_count or 1
 
     def _branches(self, made: Instruction, times: float) -> None:
-        """The branch that takes longest: nobody knows which one is taken."""
+        """The branch that takes longest, where nobody knows which one is taken."""
+        # before either, the host has to know
+        self._kernel(made, times, self.rates.branch, "launch")
+        taken = share_taken(made.metadata.get("op_name", ""))
+        if taken is not None and len(made.called) == 2:
+            first = taken if "true_computation=" in made.attributes else 1 - taken
+            for branch, share in zip(made.called, (first, 1 - first), strict=True):
+                self.computation(branch, share * times)
+            return
         outside, slowest = self.found.kernels, []
         for branch in made.called:
             self.found.kernels = []

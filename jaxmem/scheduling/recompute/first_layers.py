@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
 from jaxmem._checks import Range
-from jaxmem.chips import get_target, rates_of
+from jaxmem._module_path import taken_in
+from jaxmem.chips import get_target, is_timed, rates_of
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
@@ -200,6 +202,8 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
         space = space_of_step(step)
         gathers = lambda one: seconds_of_gathers(space.scans, one, step.target)
         handed_out = space.moved(rich.bytes - poor.bytes)
+        if is_timed(step.target):
+            handed_out += space.layers * rates_of(step.target).branch
         return in_some_layers(rich, poor, space.layers, gathers, handed_out)
 
 
@@ -218,7 +222,7 @@ def in_some_layers(
       layers: of the longest scans.
       gathers: seconds in which devices gather weights once more in first layers.
       handed_out: seconds in which the `cond`s write what they read or recompute, and
-        the layers read it.
+        the layers read it, and in which each layer waits to know its branch.
     """
     # What waits on the host, and segments, are for all layers, and so are tiles.
     below, others = (one.choice.get(Recompute) for one in (poor, rich))
@@ -409,7 +413,8 @@ def _beyond(
 
     recompute = lambda: made(plan.early, early=True)
     read = lambda: made(plan.late, early=False)
-    results = lax.cond(j < plan.layers, recompute, read)
+    with jax.named_scope(taken_in(plan.layers, plan.pair.length)):
+        results = lax.cond(j < plan.layers, recompute, read)
     # XLA does not see through a `cond` how they are sharded: it would gather them
     shardings = plan.pair.inside()
     return {

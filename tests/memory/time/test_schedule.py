@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem._checks import from_plain
+from jaxmem._module_path import parse_op_name, share_taken, taken_in
 from jaxmem.chips import CHIPS, is_timed, rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed, total
@@ -102,7 +103,39 @@ def test_of_branches_the_longest_counts():
         "branch_computations={%short, %long}"
     )
     found = of_text(entry, short, long)
-    assert [k.name for k in found.kernels] == ["m"]
+    # before it, the host is told which one it is
+    assert [k.name for k in found.kernels] == ["c", "m"]
+    assert found.kernels[0].seconds == H100.branch
+
+
+@pytest.mark.parametrize(
+    ("branches", "often"),
+    [
+        ("branch_computations={%rest, %taken}", 0.25),
+        ("true_computation=%taken, false_computation=%rest", 0.25),
+        ("true_computation=%rest, false_computation=%taken", 0.75),
+    ],
+)
+def test_of_a_cond_that_a_schedule_has_made_each_branch_counts(branches, often):
+    """The true one in as many layers as its name scope says."""
+    body = "%{0}0 = f32[16777216]{{0}} parameter(0)\nROOT "
+    taken = modules.computation("taken", body.format("t") + add("long", "t0"))
+    rest = modules.computation("rest", body.format("r") + add("short", "r0"))
+    scope = f"jit(f)/while/body/{taken_in(6, 24)}/cond"
+    entry = (
+        f"{START}\n%i = s32[] constant(0)\n"
+        f"ROOT %c = f32[16777216]{{0}} conditional(%i, %a, %a), {branches}, "
+        f'metadata={{op_name="{scope}"}}'
+    )
+    times = {k.name: k.times for k in of_text(entry, taken, rest).kernels}
+    assert times == {"c": 1, "long": often, "short": 1 - often}
+
+
+def test_a_scope_that_says_how_often_is_no_module():
+    scope = f"{taken_in(6, 24)}/cond/branch_1_fun"
+    found = parse_op_name(f"jit(f)/Net/while/body/{scope}/add")
+    assert (found.module_path, found.operation) == ("Net", "add")
+    assert share_taken("jit(f)/cond") is None
 
 
 COPY = (
