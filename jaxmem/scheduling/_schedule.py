@@ -105,9 +105,10 @@ def schedule(
         second updates. Costs one more backward pass through the scanned layers. By
         default such a step keeps its stacked gradients, and `plan` names the operation.
       offload: with a budget, what the forward scans keep may also wait in the host's
-        memory (`pinned_host`), where sending it there and back is thought to be faster
-        than recomputing it, or where nothing else fits. It takes the link to the
-        host, which the estimate has as 16 lanes of PCI Express.
+        memory (`pinned_host`), where sending it there and back, beside what the layers
+        compute, is thought to be faster than recomputing it, or where nothing else
+        fits. It takes the link to the host, which the estimate has as 16 lanes of PCI
+        Express.
       tile: with a budget, regions may be run in tiles. False where the sums of a
         gradient should not be split, or to see what the rest reaches.
       plan: what an earlier `plan(...)` of the same step has settled on, as
