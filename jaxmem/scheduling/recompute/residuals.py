@@ -181,7 +181,7 @@ def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _Kept]:
     return [*ends, *ys], _Kept(dict(zip(plan.instead, kept, strict=True)), here)
 
 
-def _moved(values: Sequence[Any], to: jax.memory.Space) -> list[Any]:
+def _moved(values: Sequence[Any], to: Any) -> list[Any]:
     return [jax.device_put(x, to) for x in values]
 
 
