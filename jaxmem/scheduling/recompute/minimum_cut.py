@@ -64,16 +64,15 @@ _MOST = 2**28  # of all capacities together: scipy's flows are int32
 _ENDLESS = 2**30
 _SOURCE, _SINK = 0, 1
 
-# Later equations are cheaper by as much, so that no two cuts are worth the same: each
-# than the one before it, and all of them together at most. What is computed early is
-# kept first: projections for attention before the wide ones that follow.
+# Later equations are dearer by as much, so that no two cuts are worth the same: each
+# than the one before it, and all of them together at most.
 _TILT, _TILTED = 1e-5, 1e-1
 
 
 def price_of(graph: JaxprGraph, i: int, price: Price) -> float | None:
-    """The price of equation `i`, with a little taken off for a late position."""
+    """The price of equation `i`, with a little added for a late position."""
     cost = price(graph.eqns[i])
-    return cost and cost * (1 - min(_TILT * _costly_before(graph)[i], _TILTED))
+    return cost and cost * (1 + min(_TILT * _costly_before(graph)[i], _TILTED))
 
 
 @functools.lru_cache(maxsize=64)

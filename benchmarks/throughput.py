@@ -1,0 +1,117 @@
+"""Examples a second in so much memory: policies at their best batch, and `schedule`.
+
+    python -m benchmarks.throughput
+    python -m benchmarks.throughput ViT schedule   # rows that have both; others stay
+
+Loss gradients on an H100 of which a program may use 16 GiB, everything counted:
+parameters, gradients and temporaries. A policy has the batch with the most examples a
+second that `jaxmem.best_batch` finds. Ours are the unmodified model under
+`jaxmem.schedule`, and the same after `jaxmem.substitute`, each at batches that go up by
+a half until one does not fit. Seconds are predicted (`report.seconds`).
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from benchmarks import bert
+from benchmarks._common import publish_some
+from benchmarks.blocks import POLICIES, STACKS, gradient_of_stack, made
+from benchmarks.models import named
+from jaxmem.scheduling import BudgetError
+
+TARGET, MEMORY = "h100", "16GiB"
+MODELS = {  # -> (tokens of an example, the batches that are tried start at this)
+    "BERT-Large": ("BERT-Large, 8 x 512", 512, 8),
+    "ViT-L": ("ViT-L, 16 x 256", 256, 16),
+    "Llama-1B blocks": ("Llama-1B blocks, 2 x 2048", 2048, 2),
+}
+THEIRS = {
+    "dots_with_no_batch_dims_saveable": POLICIES["dots_with_no_batch_dims_saveable"],
+    "nothing_saveable": POLICIES["nothing_saveable"],
+    "minimal_flash": named.POLICIES["minimal_flash"],
+}
+OURS = ("schedule", "substitute, schedule")
+COLUMNS = (
+    *("model", "step", "batch", "predicted ms", "examples a second"),
+    "of the best policy's",
+)
+
+
+def step_of(model: str, policy: str) -> tuple[Callable, Callable[[int], tuple]]:
+    """(loss gradient, what makes its arguments for a batch)."""
+    name, tokens, _ = MODELS[model]
+    _, net = made(name, THEIRS.get(policy))
+    net = jaxmem.substitute(net) if policy.startswith("substitute") else net
+    if name in STACKS:
+        step, (params, x, key) = gradient_of_stack(net, (1, tokens))
+    else:
+        step, (params, x, key) = bert.gradient(net)
+    step = named.with_names(step) if policy in named.POLICIES else step
+    batch = lambda n: jax.ShapeDtypeStruct((n, tokens, *x.shape[2:]), x.dtype)
+    return step, lambda n: (params, batch(n), key)
+
+
+@functools.cache
+def of_policy(model: str, policy: str) -> tuple[int, float]:
+    """(batch, seconds of a step) of a policy at its best."""
+    step, make_args = step_of(model, policy)
+    unit = MODELS[model][2]
+    how = {"target": TARGET, "memory": MEMORY, "multiple_of": unit, "progress": False}
+    found = jaxmem.best_batch(step, make_args, **how)
+    return int(found), found.seconds or jnp.inf
+
+
+def batches(model: str) -> Iterator[int]:
+    """Batches that go up by about a half, from the policies' best on."""
+    unit = MODELS[model][2]
+    n = max(unit, max(of_policy(model, policy)[0] for policy in THEIRS) // 2)
+    while True:
+        n = unit * round(n / unit)
+        yield n
+        n = max(n + unit, 3 * n // 2)
+
+
+@functools.cache
+def of_ours(model: str, how: str) -> tuple[int, float]:
+    """The same of a schedule, of the batches that fit."""
+    step, make_args = step_of(model, how)
+    found = {}
+    for n in batches(model):
+        scheduled = jaxmem.schedule(step, MEMORY, target=TARGET, donate_argnums=())
+        try:
+            report = scheduled.plan(*make_args(n)).scheduled
+        except BudgetError:
+            break
+        found[n] = report.seconds
+        print(model, how, n, report.seconds, n / report.seconds, flush=True)
+    best = max(found, key=lambda n: n / found[n])
+    return best, found[best]
+
+
+def row(model: str, how: str) -> tuple:
+    per_second = lambda one: one[0] / one[1]
+    best = max(per_second(of_policy(model, policy)) for policy in THEIRS)
+    batch, seconds = of_ours(model, how) if how in OURS else of_policy(model, how)
+    return batch, 1e3 * seconds, batch / seconds, batch / seconds / best
+
+
+def measures() -> dict[tuple[str, str], Callable[[], tuple]]:
+    """The first cells of the rows -> what measures the rest."""
+    return {
+        (model, how): functools.partial(row, model, how)
+        for model in MODELS
+        for how in (*THEIRS, *OURS)
+    }
+
+
+def main() -> None:
+    publish_some("throughput", COLUMNS, measures(), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
