@@ -55,8 +55,9 @@ def test_the_link_is_that_of_the_chip_compiled_for():
     tx, state = made()
     plan = jaxmem.schedule(train_step(tx), donate_argnums=0).plan(state, batch())
     there = dataclasses.replace(plan, target="tpu-v5e")
-    # 16 lanes of PCI Express 3 carry 16e9 bytes a second
-    assert there.host_seconds == plan.host_traffic_bytes / 16e9
+    # of the 16e9 bytes a second of 16 lanes of PCI Express 3, copies reach 0.8
+    seconds = plan.host_traffic_bytes / (0.8 * 16e9)
+    assert there.host_seconds == pytest.approx(seconds, rel=1e-12)
     assert "the link of cpu" in str(plan) and "the link of tpu-v5e" in str(there)
 
 
