@@ -57,8 +57,8 @@ ALLOWED = {
         *("frameworks", "ir", "memory", "pages", "scheduling"),
     },
     "scheduling": {
-        *("_progress", "_bits", "auditing", "checking", "chips", "cost", "faults"),
-        *("frameworks", "ir", "memory", "pages", "planning"),
+        *("_bits", "_module_path", "_progress", "auditing", "checking", "chips"),
+        *("cost", "faults", "frameworks", "ir", "memory", "pages", "planning"),
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "frameworks", "memory"},

@@ -16,6 +16,7 @@ Count = Annotated[int, Range(1)]
 Bytes = Annotated[int, Range(0)]
 Index = Annotated[int, Range(0)]
 Rate = Annotated[float, Range(0)]  # bytes that one would keep rather than a second
+Labels = tuple[str, ...]  # of operations: `minimum_cut.label_of`
 
 C = TypeVar("C")
 

@@ -16,11 +16,16 @@ from typing import Any
 from jaxmem.chips import is_timed, rates_of
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir.scans import kept_size
-from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._choice import Choice, Labels
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descending
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
-from jaxmem.scheduling.recompute.minimum_cut import is_reduction, price_at, price_of
+from jaxmem.scheduling.recompute.minimum_cut import (
+    is_reduction,
+    label_of,
+    price_at,
+    price_of,
+)
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
 from jaxmem.scheduling.recompute.residuals import Recompute, in_order, sent_away
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
@@ -172,6 +177,8 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     if space.offload:
         found = _fewest(found, [c for one in found for c in _away(space, one)])
     found = descending(found, least)
+    if not (space.offload or space.named or space.is_unrolled):
+        found = list(_with_others(space, found, first.bytes, least))
     if not space.offload and lowest.bytes < found[-1].bytes:
         # what keeps hardly less, for as long as more seconds are predicted: where no
         # logits are kept a softmax is computed once more, and its maxima with it
@@ -274,6 +281,42 @@ def _centred(space: SearchSpace, corners: Sequence[Candidate]) -> Iterator[Candi
         yield _candidate(space, (high + low) / 2)
 
 
+def _with_others(
+    space: SearchSpace, corners: Sequence[Candidate], whole: int, least: float
+) -> Iterator[Candidate]:
+    """The corners, and what lies between two of them and takes as few seconds.
+
+    No rate tells these apart, since each of them is the best for none; but a budget is
+    no rate. They recompute what the first of the two does and one operation more, or
+    what the second does but for one.
+    """
+    made = [_operations(space, one.choice.get(Recompute)) for one in corners]
+    for k, (rich, poor) in enumerate(itertools.pairwise(corners)):
+        yield rich
+        sets = {frozenset({*made[k], x}) for later in made[k + 1 :] for x in later}
+        sets |= {made[k + 1] - {x} for x in made[k + 1]}
+        found = []
+        for one in sets - {*made}:
+            at = next(i for i, every in enumerate(made) if one <= every)
+            once = tuple(sorted(made[at] - one))
+            config = corners[at].choice.get(Recompute)
+            other = _candidate(space, config.rate, once)
+            took = space.longer(other.seconds, whole - other.bytes)
+            found.append(replace(other, seconds=took))
+        found = [one for one in found if rich.seconds < one.seconds < poor.seconds]
+        found.sort(key=lambda one: (one.seconds, one.bytes))
+        inside = descending([rich, *found], least)[1:]
+        yield from (one for one in inside if one.bytes - poor.bytes > least)
+    yield corners[-1]
+
+
+def _operations(space: SearchSpace, config: Recompute) -> frozenset[str]:
+    """Labels of what is recomputed and costs something."""
+    cuts = _cuts(space, config.rate, config.once)
+    again = ((pair, pair.body.eqns[i]) for pair, own in cuts for i in own.recomputed)
+    return frozenset(label_of(eqn) for pair, eqn in again if pair.is_paid(eqn))
+
+
 def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     """A candidate with more and more of it in the host's memory, the first first."""
     config = candidate.choice.get(Recompute)
@@ -310,20 +353,22 @@ def _waited(space: SearchSpace, pair: Pair, found: Cut, row: float) -> float:
     return sum(max(0.0, link - _PACE * took) for took in (forward, backward))
 
 
-def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
-    price = price_at(rate, space.target, space.reductions)
+def _cuts(
+    space: SearchSpace, rate: float | None, once: Labels = ()
+) -> list[tuple[Pair, Cut]]:
+    price = price_at(rate, space.target, space.reductions, once)
     cut_of = cut_by_names if space.named else cut
     return [(pair, cut_of(pair, price)) for pair in space.scans]
 
 
-def _recompute(space: SearchSpace, rate: float | None) -> Recompute:
+def _recompute(space: SearchSpace, rate: float | None, once: Labels) -> Recompute:
     reductions = space.reductions and rate is not None
-    return Recompute(rate, space.named, reductions=reductions)
+    return Recompute(rate, space.named, reductions=reductions, once=once)
 
 
-def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
+def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Candidate:
     price = price_at(rate, space.target)
-    cuts = _cuts(space, rate)
+    cuts = _cuts(space, rate, once)
     cuts += [(pair, cut(pair, price)) for pair in space.branches]
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
@@ -335,7 +380,7 @@ def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
         for pair, found in cuts
         for i in found.recomputed
     )
-    choice = Choice(space.target, (_recompute(space, rate),))
+    choice = Choice(space.target, (_recompute(space, rate, once),))
     if space.is_unrolled:
         choice = choice.having(Unrolled(rate))
     if space.branches:

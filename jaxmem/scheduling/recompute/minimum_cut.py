@@ -22,6 +22,7 @@ from jaxmem.ir import primitives
 from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.part_marks import scopes_of
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Shardings
@@ -37,16 +38,23 @@ def fused_alone(eqn, shardings: Shardings) -> float | None:
     return fused_only(eqn, sent(eqn, shardings))
 
 
-def price_at(rate: float | None, target: str, reductions: bool = False) -> ShardedPrice:
+def price_at(
+    rate: float | None,
+    target: str,
+    reductions: bool = False,
+    once: tuple[str, ...] = (),
+) -> ShardedPrice:
     """What one would pay, in bytes, for not recomputing an equation."""
     # `rate`: bytes that one would rather keep than compute for a second on `target`; at
-    # infinity, and with None, only what costs nothing is recomputed. `reductions`: as
-    # `residuals.Recompute` has it.
+    # infinity, and with None, only what costs nothing is recomputed. `reductions` and
+    # `once`: as `residuals.Recompute` has them.
     if rate is None or math.isinf(rate):
         return fused_alone
     rates = rates_of(target)
 
     def price(eqn, shardings: Shardings) -> float | None:
+        if once and label_of(eqn) in once:
+            return None
         if reductions and is_reduction(eqn) and not sent(eqn, shardings):
             return 0.0
         cost = recompute_seconds(eqn, rates, shardings)
@@ -58,6 +66,11 @@ def price_at(rate: float | None, target: str, reductions: bool = False) -> Shard
 def is_reduction(eqn) -> bool:
     """Whether an equation is a sum, a maximum or the like along axes."""
     return primitives.of(eqn).kind is Kind.REDUCTION
+
+
+def label_of(eqn) -> str:
+    """What tells operations of a layer apart: module, operation, type of its result."""
+    return f"{scopes_of(eqn)} {eqn.primitive.name} {eqn.outvars[0].aval.str_short()}"
 
 
 _MOST = 2**28  # of all capacities together: scipy's flows are int32

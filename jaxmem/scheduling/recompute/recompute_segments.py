@@ -84,6 +84,8 @@ def _of_any_size(
     """What each candidate is in segments, of all sizes at which something is saved."""
     rates, whole = rates_of(space.target), all_kept(space)
     for candidate in candidates:
+        if candidate.choice.get(Recompute).once:
+            continue
         rate = candidate.choice.get(Recompute).rate
         price = price_at(rate, space.target)
         cuts = [(pair, cut(pair, price, loop_carried=False)) for pair in space.scans]

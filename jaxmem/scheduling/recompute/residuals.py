@@ -29,7 +29,7 @@ from jaxmem.ir.scans import (
 from jaxmem.ir.shard_labels import inner_shardings
 from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
-from jaxmem.scheduling._choice import Bytes, Rate
+from jaxmem.scheduling._choice import Bytes, Labels, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
 from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, fused_alone, price_at
@@ -62,6 +62,11 @@ class Recompute:
     # bytes of a layer that wait there at most, what is computed first before the rest;
     # None: as many as there are
     offload_most: Bytes | None = None
+    once: Labels = ()  # operations that are not recomputed, whatever the rate
+
+    def price(self, target: str) -> ShardedPrice:
+        """What one would pay, in bytes, for not recomputing an equation."""
+        return price_at(self.rate, target, self.reductions, self.once)
 
     @property
     def uses_host(self) -> bool:
@@ -71,7 +76,7 @@ class Recompute:
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved at the price there is."""
-    price = price_at(config.rate, level.target, config.reductions)
+    price = config.price(level.target)
     if config.named:
         return rewrites_by_names(level.jaxpr, price, level.shardings)
     return rewrites(level.jaxpr, price, config, level.shardings)
@@ -145,7 +150,7 @@ def rewrite_of(
     return PairRewrite(pair, slots, carried, stays, instead, offloaded, layers)
 
 
-class _Kept(NamedTuple):
+class _KeptStacks(NamedTuple):
     """What a forward scan keeps instead: stacks, and what of the last layer is here."""
 
     stacks: dict[Any, Any]
@@ -155,14 +160,14 @@ class _Kept(NamedTuple):
 def with_recomputation(closed, plan: PairRewrite):
     """The jaxpr with these residuals recomputed in the backward scan."""
 
-    def backward(eqn, ins: list, given: Given, outs: list, kept: _Kept) -> list:
+    def backward(eqn, ins: list, given: Given, outs: list, kept: _KeptStacks) -> list:
         before = _Before(last_of(plan, outs), kept.here)
         return _run_backward(eqn, ins, plan, given, kept.stacks, before)
 
     return rebuilt(closed, plan, _run_forward, backward)
 
 
-def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _Kept]:
+def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _KeptStacks]:
     """Outputs of the forward scan, and what is kept instead."""
     consts, init, xs = split(eqn, values)
     body = plan.body
@@ -178,7 +183,7 @@ def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _Kept]:
     # the backward scan begins with the last layer's, which nobody has to fetch
     nothing = [packed(v, _compat.empty_like(v.aval)) for v in plan.sent]
     (ends, here), (ys, kept) = scan_like(eqn, step, (init, nothing), xs)
-    return [*ends, *ys], _Kept(dict(zip(plan.instead, kept, strict=True)), here)
+    return [*ends, *ys], _KeptStacks(dict(zip(plan.instead, kept, strict=True)), here)
 
 
 def _moved(values: Sequence[Any], to: Any) -> list[Any]:

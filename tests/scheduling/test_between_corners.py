@@ -1,0 +1,85 @@
+"""What lies between two corners of the front: one operation more or less recomputed."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmem.ir.scans import size_of, ys_of
+from jaxmem.scheduling import Choice
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling.recompute.first_layers import FirstLayers
+from jaxmem.scheduling.recompute.front import pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.residuals import Recompute
+from tests.scheduling.test_budget import close
+from tests.scheduling.test_scan_residuals import same_bits, scans
+
+L, ROWS, WIDTH = 3, 64, 16
+OUT = {"wide": (1, 8), "middle": (2, 4), "narrow": (4, 1)}  # features in and out
+
+
+def layer(x, ws):
+    """Three products of which the widest is the cheapest for its bytes."""
+    total = x
+    for (name, (times, _)), w in zip(OUT.items(), ws, strict=True):
+        with jax.named_scope(name):
+            made = jnp.sin(jnp.tile(x, (1, times)) @ w)
+        total += jnp.cos(made.reshape(*x.shape, -1)).sum(-1)
+    return total, None
+
+
+def problem():
+    def loss(ws, x):
+        return jnp.sum(jax.lax.scan(layer, x, ws)[0] ** 3)
+
+    *keys, last = jax.random.split(jax.random.key(0), 4)
+    sizes = ((a * WIDTH, b * WIDTH) for a, b in OUT.values())
+    pairs = zip(keys, sizes, strict=True)
+    ws = tuple(jax.random.normal(key, (L, *size)) / 8 for key, size in pairs)
+    return jax.grad(loss), (ws, jax.random.normal(last, (ROWS, WIDTH)))
+
+
+def made(*configs):
+    fn, args = problem()
+    return rewrite(jax.make_jaxpr(fn)(*args), {}, None, Choice("cpu", configs))
+
+
+@pytest.fixture(scope="module")
+def front():
+    found = pareto_front(space_of(scans_in(made()), (), "cpu"))
+    assert any(one.choice.get(Recompute).once for one in found)
+    return found
+
+
+def test_values_and_kept_bytes(front):
+    """To the bit, and as many bytes as the candidate says."""
+    fn, args = problem()
+    want, leaves = jax.make_jaxpr(fn)(*args), jax.tree.leaves(args)
+    for one in front:
+        found = made(one.choice.get(Recompute))
+        same_bits(want, found.jaxpr, leaves)
+        assert sum(map(size_of, ys_of(scans(found.jaxpr)[0]))) == one.bytes
+
+
+def test_an_operation_that_is_done_once_is_not_recomputed(front):
+    for config in (one.choice.get(Recompute) for one in front):
+        again = [row.path for row in made(config).description.recomputed]
+        done = {label.split()[0].split("/")[-1] for label in config.once}
+        assert not done & {path.split("/")[-1] for path in again}
+
+
+def test_the_front_has_no_candidate_that_another_is_better_than(front):
+    for rich, poor in itertools.pairwise(front):
+        assert rich.bytes > poor.bytes and rich.seconds < poor.seconds
+    once = [bool(one.choice.get(Recompute).once) for one in front]
+    assert 0 < sum(once) < len(front) - 1  # and corners on either side of them
+    assert not once[0] and not once[-1]
+
+
+def test_some_of_the_layers_do_what_such_a_candidate_does(front):
+    fn, args = problem()
+    rich, poor = (front[i].choice.get(Recompute) for i in (1, -1))
+    labels = {"once": poor.once, "once_in_others": rich.once}
+    found = made(FirstLayers(poor.rate, 1 / L, rich.rate, **labels))
+    close(fn, found.jaxpr, args)
