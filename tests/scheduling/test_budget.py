@@ -256,10 +256,12 @@ def test_the_front_is_convex_and_says_what_it_keeps():
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(space_of(scans_in(first), lists_in(first), "cpu"))
     assert candidates[0].bytes == sum(stacked(first.jaxpr))
-    assert len(candidates) > 2
+    # those between two corners are the best at no rate
+    corners = [c for c in candidates if not c.choice.get(Recompute).once]
+    assert 2 < len(corners) < len(candidates)
     slopes = [
         (a.bytes - b.bytes) / (b.seconds - a.seconds)
-        for a, b in itertools.pairwise(candidates)
+        for a, b in itertools.pairwise(corners)
         if b.seconds > a.seconds
     ]
     assert slopes == sorted(slopes, reverse=True)

@@ -38,6 +38,7 @@ from jaxmem.scheduling.recompute.unrolled import (
 from jaxmem.scheduling.search.traced_step import TracedStep
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
+_BESIDE = 16  # operations that are looked at beside each corner: layers have as many
 _SMALL = 1 / 64  # of what a layer keeps: not worth a copy of its own
 # What layers take, in terms of the estimate of their equations: 1.4 and 1.8 in a
 # compiled Llama, whose elementwise operations that estimate has as fused.
@@ -291,23 +292,31 @@ def _with_others(
     what the second does but for one.
     """
     made = [_operations(space, one.choice.get(Recompute)) for one in corners]
+
+    def recomputing(one: frozenset[str]) -> Candidate:
+        at = next(i for i, every in enumerate(made) if one <= every)
+        once = tuple(sorted(made[at] - one))
+        other = _candidate(space, corners[at].choice.get(Recompute).rate, once)
+        took = space.longer(other.seconds, whole - other.bytes)
+        return replace(other, seconds=took)
+
     for k, (rich, poor) in enumerate(itertools.pairwise(corners)):
         yield rich
-        sets = {frozenset({*made[k], x}) for later in made[k + 1 :] for x in later}
-        sets |= {made[k + 1] - {x} for x in made[k + 1]}
-        found = []
-        for one in sets - {*made}:
-            at = next(i for i, every in enumerate(made) if one <= every)
-            once = tuple(sorted(made[at] - one))
-            config = corners[at].choice.get(Recompute)
-            other = _candidate(space, config.rate, once)
-            took = space.longer(other.seconds, whole - other.bytes)
-            found.append(replace(other, seconds=took))
+        found = [recomputing(one) for one in _one_apart(made, k) if one not in made]
         found = [one for one in found if rich.seconds < one.seconds < poor.seconds]
         found.sort(key=lambda one: (one.seconds, one.bytes))
         inside = descending([rich, *found], least)[1:]
         yield from (one for one in inside if one.bytes - poor.bytes > least)
     yield corners[-1]
+
+
+def _one_apart(made: Sequence[frozenset[str]], k: int) -> list[frozenset[str]]:
+    """What a corner recomputes with one operation more, and the next one without one."""
+    later = (label for every in made[k + 1 :] for label in sorted(every))
+    more = [label for label in dict.fromkeys(later) if label not in made[k]]
+    above = [made[k] | {label} for label in more[:_BESIDE]]
+    below = [made[k + 1] - {label} for label in sorted(made[k + 1])[:_BESIDE]]
+    return list(dict.fromkeys([*above, *below]))
 
 
 def _operations(space: SearchSpace, config: Recompute) -> frozenset[str]:
