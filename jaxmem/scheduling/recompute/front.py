@@ -311,7 +311,7 @@ def _with_others(
 
 
 def _one_apart(made: Sequence[frozenset[str]], k: int) -> list[frozenset[str]]:
-    """What a corner recomputes with one operation more, and the next one without one."""
+    """What a corner recomputes and one operation more, the next one and one less."""
     later = (label for every in made[k + 1 :] for label in sorted(every))
     more = [label for label in dict.fromkeys(later) if label not in made[k]]
     above = [made[k] | {label} for label in more[:_BESIDE]]
