@@ -81,7 +81,7 @@ def test_what_is_kept_of_a_softmax():
     ends = [front[-1] for front in fronts]
     kept = [made(*one.choice.configs)[0].description.recomputed for one in ends]
     assert [len(rows) for rows in kept] == [4, 4]  # both products, and both sums
-    front = pareto_front(space())
+    front = [c for c in pareto_front(space()) if not c.choice.get(Recompute).once]
     assert front[-2].bytes - ends[1].bytes == 2 * 4 * L * B * H * T
     assert ends[1].seconds < ends[0].seconds
 

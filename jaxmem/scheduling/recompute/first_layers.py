@@ -26,7 +26,7 @@ from jaxmem.chips import get_target, is_timed, rates_of
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
-from jaxmem.scheduling._choice import Choice, Labels, Rate
+from jaxmem.scheduling._choice import Choice, Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
@@ -73,8 +73,6 @@ class FirstLayers:
     # first ones have none of it for what they do not keep: a `cond` has no tiles
     apart: bool = False
     reductions: bool = False  # as `Recompute.reductions`, of all layers
-    once: Labels = ()  # as `Recompute.once`, of these layers
-    once_in_others: Labels = ()
 
 
 @dataclass(frozen=True)
@@ -230,13 +228,14 @@ def in_some_layers(
     below, others = (one.choice.get(Recompute) for one in (poor, rich))
     cuts, own = (_cuts_of(one.choice) for one in (rich, poor))
     for_all = below.offload is not None or poor.choice.get(InSegments).sizes
-    if layers == 1 or cuts != own or for_all:
+    # what lies between corners recomputes what the next corner does not
+    if layers == 1 or cuts != own or for_all or below.once or others.once:
         return None
     gain, apart = poor.seconds - rich.seconds, any(one != type(one)() for one in own)
 
     def first(n: int) -> Candidate:
         fraction = n / layers
-        how = apart, below.reductions, below.once, others.once
+        how = apart, below.reductions
         config = FirstLayers(below.rate, fraction, others.rate, *how)
         seconds = rich.seconds + fraction * gain + gathers(config) + handed_out
         choice = rich.choice.having(config, Recompute())
@@ -254,9 +253,8 @@ def rewrites(
     found: Iterable[Pair], config: FirstLayers, target: str
 ) -> Iterator[FirstLayersRewrite]:
     """What is done to pairs of scans in which something is saved."""
-    how = target, config.reductions
-    price = price_at(config.rate, *how, config.once)
-    others = price_at(config.others, *how, config.once_in_others)
+    rates = config.rate, config.others
+    price, others = (price_at(rate, target, config.reductions) for rate in rates)
     for pair in found:
         layers = round(config.fraction * pair.length)
         in_others = cut(pair, others)
