@@ -8,6 +8,7 @@ and the text of each compiled step its seconds are predicted as for any chip, an
 steps are timed in turn. Nothing is fitted to the steps. The machine should be idle.
 """
 
+import dataclasses
 import math
 import statistics
 import time
@@ -24,7 +25,7 @@ from benchmarks._common import MIB, publish
 from benchmarks.cpu import MODELS, TX, Way, arguments, step_of
 from benchmarks.models.transformers import Stack, mean_square
 from benchmarks.time import rank_correlation
-from jaxmem.chips import Rates
+from jaxmem.chips import Rates, rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed, total
 
@@ -76,35 +77,21 @@ def rates() -> Rates:
     bandwidth = 3 * 4 * count / moved
     arithmetic = took(polynomial, vector)
     special = max(took(lambda x: jnp.exp(x) + 1, vector) - 2 / 3 * moved, moved / 10)
-    return Rates(
+    launch = took(small_operations, jnp.ones(64, F32)) / 8000
+    return dataclasses.replace(
+        rates_of("cpu"),
         clock=1e9,
         narrow=wide,
         wide=wide,
         bandwidth=bandwidth,
         cached=bandwidth,
-        cache_bytes=0,
         floating=128 * count / arithmetic,
         integer=128 * count / arithmetic,
         special=count / special,
-        shifts=math.inf,
-        vector=math.inf,
-        window=math.inf,
-        launch=took(small_operations, jnp.ones(64, F32)) / 8000,
-        few=-1,
-        exposed=0.0,
-        fill=0.0,
-        blocks=math.inf,
-        sectors=math.inf,
-        near=math.inf,
-        issue=0.0,
-        wait=0.0,
-        between=1.0,
+        launch=launch,
+        branch=launch,
         host=bandwidth,
         link=math.inf,
-        axes=1,
-        ring=1,
-        hop=0.0,
-        processors=1,
         tiles=((16, 16),),
     )
 

@@ -11,11 +11,11 @@ a half until one does not fit. Seconds are predicted (`report.seconds`).
 """
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
 
 import jaxmem
 from benchmarks import bert
@@ -25,7 +25,7 @@ from benchmarks.models import named
 from jaxmem.scheduling import BudgetError
 
 TARGET, MEMORY = "h100", "16GiB"
-MODELS = {  # -> (tokens of an example, the batches that are tried start at this)
+MODELS = {  # -> (name in `blocks`, tokens of an example, what divides a batch)
     "BERT-Large": ("BERT-Large, 8 x 512", 512, 8),
     "ViT-L": ("ViT-L, 16 x 256", 256, 16),
     "Llama-1B blocks": ("Llama-1B blocks, 2 x 2048", 2048, 2),
@@ -63,7 +63,7 @@ def of_policy(model: str, policy: str) -> tuple[int, float]:
     unit = MODELS[model][2]
     how = {"target": TARGET, "memory": MEMORY, "multiple_of": unit, "progress": False}
     found = jaxmem.best_batch(step, make_args, **how)
-    return int(found), found.seconds or jnp.inf
+    return int(found), found.seconds or math.inf
 
 
 def batches(model: str) -> Iterator[int]:

@@ -13,7 +13,6 @@ import numpy as np
 from jaxmem.ir import primitives
 from jaxmem.ir.fused import is_fused
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Shardings
 
@@ -51,8 +50,7 @@ class LiveBytes:
         readers = [self.graph.eqns[i] for i in self.graph.users.get(v, ())]
         if not is_fused(eqn) or v in self.graph.outputs or not readers:
             return True
-        reduces = lambda e: primitives.of(e).kind is Kind.REDUCTION
-        inlined = lambda e: is_fused(e) or reduces(e)
+        inlined = lambda e: is_fused(e) or primitives.is_reduction(e)
         return not all(map(inlined, readers))
 
     @cached_property

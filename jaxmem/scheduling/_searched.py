@@ -143,7 +143,7 @@ class Searched(Pass[C, R]):
         """What a search starts from; `base`: what all candidates do."""
         return ()
 
-    def other_form(self, step: SearchedStep, base: Choice) -> Front:
+    def other_form(self, step: SearchedStep) -> Front:
         """As `front` in another form, of which only compiling tells if it is faster."""
         return ()
 

@@ -13,10 +13,10 @@ from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
 from jaxmem.scheduling.recompute.front import (
+    front_with_reductions,
     pareto_front,
     scans_in,
     space_of,
-    with_reductions,
 )
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -68,7 +68,7 @@ def test_values_and_what_is_kept(reductions):
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_values_of_the_first_layers(layers):
-    front = pareto_front(with_reductions(space()))
+    front = front_with_reductions(space())
     poor, rich = (front[i].choice.get(Recompute).rate for i in (-1, 0))
     found, fn, args = made(FirstLayers(poor, layers / L, rich, reductions=True))
     close(fn, found.jaxpr, args)
@@ -77,7 +77,7 @@ def test_values_of_the_first_layers(layers):
 
 def test_what_is_kept_of_a_softmax():
     """At most rates a maximum and a sum for each row of scores, in float32."""
-    fronts = (pareto_front(each) for each in (space(), with_reductions(space())))
+    fronts = (pareto_front(space()), front_with_reductions(space()))
     ends = [front[-1] for front in fronts]
     kept = [made(*one.choice.configs)[0].description.recomputed for one in ends]
     assert [len(rows) for rows in kept] == [4, 4]  # both products, and both sums
@@ -98,7 +98,7 @@ def no_sums(x, w):
     ],
 )
 def test_there_is_one_form_where(found):
-    assert with_reductions(found()) is None
+    assert front_with_reductions(found()) == []
 
 
 def test_a_sum_over_devices_is_paid_for():

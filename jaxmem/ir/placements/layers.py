@@ -48,7 +48,7 @@ def placements_of(eqn: JaxprEqn, ins: Sequence[Placement]) -> Placements | str:
     found = rules.place(eqn, ins, outs, max(layers, 1), single=True)
     if isinstance(found, str):
         return _in_words(eqn, axes, found)
-    if found.op and primitives.of(eqn).kind is not Kind.REDUCTION:
+    if found.op and not primitives.is_reduction(eqn):
         return "it sums over the layers"
     return found
 

@@ -126,6 +126,11 @@ def is_convolution(eqn: JaxprEqn) -> bool:
     return of(eqn).name == "conv_general_dilated"
 
 
+def is_reduction(eqn: JaxprEqn) -> bool:
+    """Whether an equation is a sum, a maximum or the like along axes."""
+    return of(eqn).kind is Kind.REDUCTION
+
+
 def is_product(eqn: JaxprEqn) -> bool:
     """Whether an equation is a product of matrices, ragged or not, or a convolution."""
     return of(eqn).kind is Kind.PRODUCT

@@ -15,13 +15,13 @@ from typing import Any
 
 from jaxmem.chips import is_timed, rates_of
 from jaxmem.cost.host_traffic import waiting_for_host
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice, Labels
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descending
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
 from jaxmem.scheduling.recompute.minimum_cut import (
-    is_reduction,
     label_of,
     price_at,
     price_of,
@@ -187,17 +187,18 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     return found
 
 
-def with_reductions(space: SearchSpace) -> SearchSpace | None:
-    """The same with sums recomputed; None where that makes nothing else of it.
+def front_with_reductions(space: SearchSpace) -> list[Candidate]:
+    """The front with sums recomputed; empty where that makes nothing else of it.
 
     Of equations outside of loops XLA does that as it likes, and names say what is kept.
     """
     if space.is_unrolled or space.named or not is_timed(space.target):
-        return None
+        return []
     other = replace(space, reductions=True)
-    rate = pareto_front(other)[0].choice.get(Recompute).rate
+    front = pareto_front(other)
+    rate = front[0].choice.get(Recompute).rate
     again = (p.body.eqns[i] for p, c in _cuts(other, rate) for i in c.recomputed)
-    return other if any(map(is_reduction, again)) else None
+    return front if any(map(primitives.is_reduction, again)) else []
 
 
 def all_kept(space: SearchSpace) -> int:
@@ -335,31 +336,36 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     ordered = (map(kept_size, in_order(pair, found.variables)) for pair, found in cuts)
     large = ([size for size in sizes if size >= least] for sizes in ordered)
     sums = map(itertools.accumulate, large)
+    layers = [_layer_seconds(space, *one) for one in cuts]
     for most in sorted(set(itertools.chain.from_iterable(sums))):
         sent = replace(config, offload=least, offload_most=most)
         gone, waited = 0.0, 0.0
-        for pair, found in cuts:
+        for (pair, found), took in zip(cuts, layers, strict=True):
             away = sent_away(pair, found, sent)
             row = sum(kept_size(v) / pair.shards(v) for v in away)
             gone += pair.length * row
-            waited += pair.length * _waited(space, pair, found, row)
-        choice, took = candidate.choice.having(sent), candidate.seconds + waited
-        yield Candidate(choice, candidate.bytes - round(gone), took)
+            waited += pair.length * _waited(space, took, row)
+        choice, kept = candidate.choice.having(sent), candidate.bytes - round(gone)
+        yield Candidate(choice, kept, candidate.seconds + waited)
 
 
-def _waited(space: SearchSpace, pair: Pair, found: Cut, row: float) -> float:
+def _layer_seconds(space: SearchSpace, pair: Pair, found: Cut) -> tuple[float, float]:
+    """What a layer computes in the forward pass, and with a cut in the backward one."""
+    one = pair.priced(price_at(1.0, space.target))
+    again = sum(price_of(pair.body, i, one) or 0.0 for i in found.recomputed)
+    forward, backward = pair.layer_seconds(rates_of(space.target))
+    return forward, backward + again
+
+
+def _waited(space: SearchSpace, layer: tuple[float, float], row: float) -> float:
     """Seconds that a layer waits for so many of its bytes, on the way there and back.
 
     They go while a layer is computed, in either pass.
     """
-    rates = rates_of(space.target)
-    link, one = row / rates.host, price_at(1.0, space.target)
-    prices = (price_of(pair.body, i, pair.priced(one)) for i in found.recomputed)
-    forward, backward = pair.layer_seconds(rates)
-    backward += sum(price or 0.0 for price in prices)
+    link = row / rates_of(space.target).host
     if space.waiting:  # moments have the link for as long as the layers run
         return 2 * link
-    return sum(max(0.0, link - _PACE * took) for took in (forward, backward))
+    return sum(max(0.0, link - _PACE * took) for took in layer)
 
 
 def _cuts(

@@ -23,7 +23,6 @@ from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.part_marks import scopes_of
-from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import Shardings
 
@@ -55,17 +54,12 @@ def price_at(
     def price(eqn, shardings: Shardings) -> float | None:
         if once and label_of(eqn) in once:
             return None
-        if reductions and is_reduction(eqn) and not sent(eqn, shardings):
+        if reductions and primitives.is_reduction(eqn) and not sent(eqn, shardings):
             return 0.0
         cost = recompute_seconds(eqn, rates, shardings)
         return None if cost is None else cost * rate
 
     return price
-
-
-def is_reduction(eqn) -> bool:
-    """Whether an equation is a sum, a maximum or the like along axes."""
-    return primitives.of(eqn).kind is Kind.REDUCTION
 
 
 def label_of(eqn) -> str:

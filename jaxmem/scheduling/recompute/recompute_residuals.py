@@ -7,10 +7,10 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Front, SearchedStep
 from jaxmem.scheduling.recompute.front import (
+    front_with_reductions,
     pareto_front,
     space_at_sight,
     space_of_step,
-    with_reductions,
 )
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
 from jaxmem.scheduling.recompute.recomputation import MORE, Recomputation
@@ -40,11 +40,12 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
             yield from unclear_gains(level, rewrites_of(level, config))
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
-        return _having(base, pareto_front(space_of_step(step)))
+        found = pareto_front(space_of_step(step))
+        having = lambda one: replace(one, choice=one.choice.having(*base.configs))
+        return list(map(having, found))
 
-    def other_form(self, step: SearchedStep, base: Choice) -> Front:
-        space = with_reductions(space_of_step(step))
-        return () if space is None else _having(base, pareto_front(space))
+    def other_form(self, step: SearchedStep) -> Front:
+        return front_with_reductions(space_of_step(step))
 
     def start(self, step: SearchedStep) -> Front:
         space = space_at_sight(step.traced)
@@ -53,8 +54,3 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if not space_at_sight(step.traced).is_unrolled:
             yield step.traced.predicted(step.front[-1].choice), MORE
-
-
-def _having(base: Choice, front: Front) -> Front:
-    """These candidates, which do what `base` does, too."""
-    return [replace(c, choice=c.choice.having(*base.configs)) for c in front]

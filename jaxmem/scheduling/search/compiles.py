@@ -63,7 +63,7 @@ class Compiles:
         """Bytes by the assigned buffers; None if there is no way to fit the chip."""
         if choice not in self._reports:
             pending = self._begun.pop(choice, None) or self._start(choice)
-            self._reports[choice] = self._report(choice, pending)
+            self._reports[choice] = self._unless_refused(choice, pending)
             self._final |= {choice} if pending.final else set()
         return self._reports[choice]
 
@@ -92,7 +92,7 @@ class Compiles:
         how = {"timeout": min(_TIMEOUT, self.left()), "products": self.products}
         return self.begin(choice, extent="buffers", **how)
 
-    def _report(self, choice: Choice, pending: Pending) -> MemoryReport | None:
+    def _unless_refused(self, choice: Choice, pending: Pending) -> MemoryReport | None:
         try:
             return self._result(pending)
         except CompileError as error:

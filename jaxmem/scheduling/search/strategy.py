@@ -206,7 +206,7 @@ class Strategy:
             yield Ask(self._plain)  # that it is slower was predicted
 
     def _other_form(self) -> Front:
-        found = (one.other_form(self.step, self._plain) for one in self.passes)
+        found = (one.other_form(self.step) for one in self.passes)
         return next(filter(None, found), ())
 
     def _may_fit(self) -> bool:

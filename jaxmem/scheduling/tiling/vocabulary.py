@@ -220,7 +220,7 @@ class _Growth(Propagation):
     def _out(self, i: int, v, d: int) -> None:
         """An output that is cut: of all the tokens, or of the vocabulary alone."""
         eqn = self.graph.eqns[i]
-        reduces = primitives.of(eqn).kind is primitives.Kind.REDUCTION
+        reduces = primitives.is_reduction(eqn)
         sums = primitives.is_dot(eqn) or reduces
         of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
         self._tell(v, d, wide=of_wide and not sums)
