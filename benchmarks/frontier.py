@@ -30,7 +30,7 @@ from benchmarks._common import (
 )
 from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET
 from benchmarks.budget import AXES, panel
-from benchmarks.models import named, wrapped
+from benchmarks.models import named, unrolled, wrapped
 from benchmarks.models.transformers import LlamaLayer, StackConfig
 from benchmarks.models.zoo_transformers import OneHotMixtralLayer
 from jaxmem.memory import CompileError
@@ -52,6 +52,10 @@ NETS = {
     "ResNet-50, 128 x 224 x 224": wrapped.resnet,
     "U-Net with attention, 64 x 64 x 64": wrapped.unet,
     "graph network, 400,000 edges": wrapped.graph,
+    "BERT-base in nnx, unrolled, 16 x 512": unrolled.gradient,
+    "GPT-2 small in nnx, unrolled, 16 x 512": functools.partial(
+        unrolled.gradient, kind=unrolled.GPT
+    ),
 }
 CHUNK = 64  # of the LSTM's steps; the square root of their number
 IN_CHUNKS = f"nothing_saveable, {CHUNK} steps at a time"
@@ -90,7 +94,7 @@ def stack_under(name: str, policy: str):
 
 
 def net_under(make: Callable, policy: str):
-    """One of `benchmarks.models.wrapped`, each block under the policy."""
+    """One of `NETS`, each block under the policy."""
     return make(POLICIES[policy])
 
 

@@ -1,6 +1,5 @@
 """The pass that puts operations in order; a step's sequences are remembered."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,10 +64,6 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
         return _candidates(step, base) if space_of_step(step).is_unrolled else ()
-
-    def uncertain(self, config: OperationOrder) -> float:
-        # one of which more was predicted may take less
-        return math.inf if config.sequence else 1
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if space_at_sight(step.traced).is_unrolled:

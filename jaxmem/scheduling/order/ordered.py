@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxmem import planning
-from jaxmem.chips import rates_of
+from jaxmem.chips import get_target, rates_of
 from jaxmem.cost.equations import product_seconds
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import Aliases
@@ -17,6 +17,7 @@ from jaxmem.planning.remat.costs import Cost
 from jaxmem.scheduling._choice import Index
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.order.given import fences_of, in_given_order
+from jaxmem.scheduling.order.reductions import with_reductions
 from jaxmem.scheduling.order.sequence import in_sequence
 from jaxmem.scheduling.order.updates import in_order
 from jaxmem.scheduling.predict.dilated import with_dilated_inputs
@@ -117,8 +118,11 @@ def sequences(
     how = {"cost": _seconds(ops, target), "effort": EFFORT, "time_limit": patience}
     found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
+    as_found = lambda ops, sequence: list(map(int, sequence))
+    # XLA has a kernel for a whole softmax on GPUs alone
+    made = with_reductions if get_target(target, check=False).platform == "cuda" else as_found
     return [
-        (OperationOrder(sequence=tuple(sequence.tolist())), peak, price)
+        (OperationOrder(sequence=tuple(made(ops, sequence))), peak, price)
         for sequence, peak, price in reversed(list(rows))
     ]
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import barrier, is_var
@@ -148,9 +148,10 @@ class _NewestValues:
 
     def _tied(self, operations: Sequence[int]) -> list[int]:
         """Values from before that each of the operations reads, if through others."""
-        # All that the step has made; of what it was given, one value for an operation
-        # that reads nothing else. An operation that could be done without any of them
-        # would be, to the compiler, the one that was done the first time.
+        # All that the step has made; of what it was given, what is cast, since the cast
+        # of the first time would be kept, and one value for an operation that reads
+        # nothing else. An operation that could be done without any of them would be, to
+        # the compiler, the one that was done the first time.
         tied: dict[int, None] = {}
         since: set[int] = set()  # made by these operations, after the barrier
         for i in operations:
@@ -158,12 +159,19 @@ class _NewestValues:
             before = [v for v in operation.inputs if v not in since and self._there(v)]
             made = [v for v in before if self.ops.variables[v] in self.graph.maker]
             tied.update(dict.fromkeys(made))
+            tied.update(dict.fromkeys(self._cast_by(i, before)))
             reads = set(operation.inputs)
             if reads.isdisjoint(tied) and reads.isdisjoint(since):
                 tied.update(dict.fromkeys(before[:1]))
             if not (reads.isdisjoint(tied) and reads.isdisjoint(since)):
                 since.update(operation.outputs)
         return list(tied)
+
+    def _cast_by(self, i: int, values: Sequence[int]) -> list[int]:
+        """Those that an operation reads in another dtype."""
+        eqns = (self.graph.eqns[k] for k in self.ops.equations[i])
+        cast = {self._number(e.invars[0]) for e in eqns if _is_cast(e)}
+        return [v for v in values if v in cast]
 
     def _there(self, value: int) -> bool:
         """Whether a value is an array that has been made by now."""
@@ -196,3 +204,7 @@ class _NewestValues:
         if key not in self.made:  # beside the values, whose ids nothing else gets then
             self.made[key] = values, _compat.bind(eqn, values)
         inside.update(zip(eqn.outvars, self.made[key][1], strict=True))
+
+
+def _is_cast(eqn) -> bool:
+    return primitives.is_cast(eqn) and is_var(eqn.invars[0])

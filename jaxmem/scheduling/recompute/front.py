@@ -32,11 +32,15 @@ from jaxmem.scheduling.recompute.segments_rewrite import InSegments
 from jaxmem.scheduling.recompute.unrolled import (
     Unrolled,
     has_both_passes,
+    made_together,
     unrolled,
+    with_layer_inputs,
     without_loops,
 )
 from jaxmem.scheduling.search.traced_step import TracedStep
 
+# As `LEAST` for unrolled layers: each of them is another step between two candidates.
+_APART = 0.01
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
 _BESIDE = 16  # operations that are looked at beside each corner: layers have as many
 _SMALL = 1 / 64  # of what a layer keeps: not worth a copy of its own
@@ -64,6 +68,7 @@ class SearchSpace:
         Pair
     ] = ()  # what its `cond`s leave for those of the backward pass
     reductions: bool = False  # as `Recompute.reductions`
+    layer_inputs: bool = False  # as `Unrolled.layer_inputs`
 
     @property
     def is_unrolled(self) -> bool:
@@ -168,8 +173,28 @@ def space_of(
 
 def pareto_front(space: SearchSpace) -> list[Candidate]:
     """The corners, the fewest seconds first."""
+    if not space.is_unrolled:
+        return _corners(space)
+    own = [_when_there(space, one) for one in _corners(space)]
+    other = _with_layer_inputs(space)
+    if other is None:
+        return own
+    found = [*own, *(_when_there(other, one) for one in _corners(other))]
+    return descending(_fewest([], found), _APART * found[0].bytes)
+
+
+def _with_layer_inputs(space: SearchSpace) -> SearchSpace | None:
+    """The space where the inputs of its layers are kept, if there are any."""
+    lists = [with_layer_inputs(pair) for pair in space.unrolled]
+    if lists == space.unrolled:
+        return None
+    return replace(space, unrolled=lists, layer_inputs=True)
+
+
+def _corners(space: SearchSpace) -> list[Candidate]:
     first, free = _candidate(space, None), _candidate(space, math.inf)
-    lowest, least = _candidate(space, _lowest(space)), LEAST * first.bytes
+    lowest = _candidate(space, _lowest(space))
+    least = (_APART if space.is_unrolled else LEAST) * first.bytes
     last = _cheapest(space, lowest, least)
     corners = _undominated([free, *_between(space, free, last, least), last])
     found = [first, free, corners[0], *_centred(space, corners), last]
@@ -381,8 +406,22 @@ def _recompute(space: SearchSpace, rate: float | None, once: Labels) -> Recomput
     return Recompute(rate, space.named, reductions=reductions, once=once)
 
 
+def _when_there(space: SearchSpace, one: Candidate) -> Candidate:
+    """With the bytes of a layer that is recomputed, while its arrays are there.
+
+    In a scan those of one layer are there anyway.
+    """
+    rate = one.choice.get(Unrolled).rate
+    if rate is None:
+        return one
+    price = without_loops(price_at(rate, space.target, space.reductions))
+    cuts = ((pair, cut(pair, price)) for pair in space.unrolled)
+    there = (p.kept_on_device(v) for p, found in cuts for v in made_together(p, found))
+    return replace(one, bytes=one.bytes + round(max(there, default=0.0)))
+
+
 def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Candidate:
-    price = price_at(rate, space.target)
+    price = price_at(rate, space.target, space.reductions)
     cuts = _cuts(space, rate, once)
     cuts += [(pair, cut(pair, price)) for pair in space.branches]
     if rate is not None:
@@ -397,7 +436,8 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
     )
     choice = Choice(space.target, (_recompute(space, rate, once),))
     if space.is_unrolled:
-        choice = choice.having(Unrolled(rate))
+        how = (rate, space.reductions, space.layer_inputs) if rate is not None else ()
+        choice = choice.having(Unrolled(*how))
     if space.branches:
         choice = choice.having(InBranches(rate))
     return Candidate(choice, round(kept), sum(times))

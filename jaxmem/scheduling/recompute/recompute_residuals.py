@@ -1,11 +1,14 @@
 """The pass that recomputes residuals of scans, and the front a search starts from."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from jaxmem.chips import get_target
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Front, SearchedStep
+from jaxmem.scheduling._searched import Front, SearchBound, SearchedStep
+from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.front import (
     front_with_reductions,
     pareto_front,
@@ -27,6 +30,7 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     """In all layers of a scan, residuals that are worth it are recomputed."""
 
     config = Recompute
+    two_forms = True
 
     def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
         rewrites = rewrites_of(level, config)
@@ -43,6 +47,20 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
         found = pareto_front(space_of_step(step))
         having = lambda one: replace(one, choice=one.choice.having(*base.configs))
         return list(map(having, found))
+
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        # of layers outside of loops there are sequences, which take longer to find and
+        # whose least is more, and these
+        space = space_of_step(step)
+        if not space.is_unrolled:
+            return ()
+        # sums are kept where bytes count, and recomputed where seconds do
+        faster = math.isfinite(bound.seconds) or bound.limit == -math.inf
+        reductions = faster and get_target(step.target, check=False).platform == "cuda"
+        asked = step.front[0].choice.configs if step.front else ()
+        barriers = [config for config in asked if isinstance(config, Barriers)]
+        found = pareto_front(replace(space, reductions=reductions))
+        return [replace(one, choice=one.choice.having(*barriers)) for one in found]
 
     def other_form(self, step: SearchedStep) -> Front:
         return front_with_reductions(space_of_step(step))

@@ -14,13 +14,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+from scipy.cluster.hierarchy import DisjointSet
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import shardings_in
-from jaxmem.ir.scans import barrier, is_var
+from jaxmem.ir.scans import barrier, is_mask, is_var
 from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
@@ -30,7 +31,9 @@ from jaxmem.scheduling.plan.rows import (
     recomputed,
     residual,
 )
+from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
 from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, needed, price_at
+from jaxmem.scheduling.recompute.pair_rewrite import packed, unpacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier, which ends fusions
@@ -58,6 +61,16 @@ def unrolled(closed, given: InputShardings | None = None) -> Pair | None:
     return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside=inside)
 
 
+def with_layer_inputs(pair: Pair) -> Pair:
+    """The same, where the inputs of layers are kept."""
+    graph, size = pair.body, pair.inside().bytes_of
+    found = bottlenecks(graph, late_of(graph), size, _SMALL * pair.bytes)
+    if not found:
+        return pair
+    rest = {slot: v for slot, v in pair.slots.items() if v not in found}
+    return replace(pair, slots=rest, inputs=pair.inputs | set(found))
+
+
 def _is_stack(graph: JaxprGraph, v) -> bool:
     """Whether a loop made it: loops are not run a second time."""
     return primitives.is_loop(graph.eqns[graph.maker[v]])
@@ -76,6 +89,9 @@ class Unrolled:
     name: ClassVar[str] = "unrolled"
     # as `Recompute.rate`; None: only what arguments of few bits are cast to
     rate: Rate | None = None
+    reductions: bool = False  # as `Recompute.reductions`
+    # whether the inputs of layers are kept, whatever the rate (`bottlenecks.py`)
+    layer_inputs: bool = False
 
 
 class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
@@ -92,7 +108,9 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
         pair = unrolled(level.jaxpr, level.shardings)
         if pair is None:
             return
-        found = cut(pair, without_loops(price_at(config.rate, level.target)))
+        price = price_at(config.rate, level.target, config.reductions)
+        pair = with_layer_inputs(pair) if config.layer_inputs else pair
+        found = cut(pair, without_loops(price))
         if found.cost < pair.bytes:
             yield pair, found
 
@@ -164,23 +182,35 @@ class Recomputed(Values):
     late: set[int] = field(kw_only=True)  # equations of the backward pass
     # variables that are kept, or cost nothing to have
     kept: set[Any] = field(kw_only=True)
+    masks: set[Any] = field(default_factory=set)  # of those, the ones kept in bits
     # the newest values of those that are not
     recomputed: dict[Any, Any] = field(default_factory=dict)
+    # what of them is made at once, by each of it
+    together: dict[Any, tuple[Any, ...]] = field(default_factory=dict)
     newest: Any = None  # the floating array of the backward pass that was made last
+    # masks that are kept, in bits
+    bits: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "Recomputed":
         graph = pair.body
         kept = {*found.variables, *pair.free}
-        return cls(graph, graph.inputs(args), late=late_of(graph), kept=kept)
+        together = {v: group for group in made_together(pair, found) for v in group}
+        masks = {v for v in found.variables if is_mask(v)}
+        how = {"kept": kept, "together": together, "masks": masks}
+        return cls(graph, graph.inputs(args), late=late_of(graph), **how)
 
     def apply(self, i: int) -> None:
         eqn = self.graph.eqns[i]
         if i not in self.late:
             super().apply(i)
+            masks = (v for v in eqn.outvars if v in self.masks)
+            self.bits |= {v: packed(v, self.env[v]) for v in masks}
             return
         gone = [v for v in eqn.invars if is_var(v) and self._is_gone(v)]
-        self._make([v for v in gone if v not in self.recomputed], self._anchor(eqn))
+        missing = (v for v in gone if v not in self.recomputed)
+        wanted = dict.fromkeys(w for v in missing for w in self.together.get(v, (v,)))
+        self._make(list(wanted), self._anchor(eqn))
         values = [self._newest(v) if is_var(v) else self.read(v) for v in eqn.invars]
         outs = _compat.bind(eqn, values)
         self.put(i, outs)
@@ -188,6 +218,11 @@ class Recomputed(Values):
         self.newest = floats[0] if floats else self.newest
 
     def _newest(self, v):
+        return unpacked(v, self.bits[v]) if v in self.bits else self._stored(v)
+
+    def _stored(self, v):
+        if v in self.bits:
+            return self.bits[v]
         return self.recomputed[v] if v in self.recomputed else self.read(v)
 
     def _is_gone(self, v) -> bool:
@@ -213,7 +248,10 @@ class Recomputed(Values):
         made = {v for i in eqns for v in self.graph.eqns[i].outvars}
         arguments = set(self.graph.invars)
         held = [v for v in self.graph.maker if v in read - made - arguments]
-        known = {v: self._newest(v) for v in held}
+        if held:
+            # what is made of them alone, a mask or a cast, is there of the first time
+            held += [v for v in self.graph.invars if v in read]
+        known = {v: self._stored(v) for v in held}
         if not held:  # made of arguments alone
             given = [v for v in self.graph.invars if v in read]
             # XLA would keep the cast of codes that do not wait, beside their scales
@@ -224,6 +262,29 @@ class Recomputed(Values):
             # what nobody reads there
             *values, self.env[anchor] = barrier([*known.values(), self.read(anchor)])
             known = dict(zip(held, values, strict=True))
+        known = {v: unpacked(v, x) if v in self.bits else x for v, x in known.items()}
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
         inner.evaluate_again(eqns)
         self.recomputed |= {v: inner.env[v] for v in made}
+
+
+def made_together(pair: Pair, found: Cut) -> list[tuple[Any, ...]]:
+    """What the backward pass reads and is not kept, by what is made in one go.
+
+    Arrays between which nothing is kept: those of a layer, where the inputs of layers
+    are what is kept. As in `jax.checkpoint` one barrier stands before all of them.
+    """
+    graph, size = pair.body, pair.inside().bytes_of
+    least = _SMALL * pair.bytes
+    apart = DisjointSet(found.recomputed)
+    for i in found.recomputed:
+        read = (v for v in graph.eqns[i].invars if is_var(v) and size(v) >= least)
+        for v in read:
+            if graph.maker.get(v) in apart and v not in found.variables:
+                apart.merge(i, graph.maker[v])
+    groups: dict[int, list[Any]] = {}
+    for v in pair.slots.values():
+        i = graph.maker[v]
+        if v not in found.variables and i in apart:
+            groups.setdefault(apart[i], []).append(v)
+    return list(map(tuple, groups.values()))
