@@ -5,12 +5,12 @@
     python -m benchmarks.frontier --pictures      # the pictures alone
 
 Loss gradients on an H100: stacks of layers, scanned and unmodified (`STACKS`, `FUSED`
-and `LARGE`), and the models of `benchmarks.models.wrapped`. The policies are JAX's, for
-each layer, block or step of time. Stacks have those of MaxText by name as well
-(`benchmarks.models.named`), and `nn.remat` of every second layer; the LSTM has
-`nothing_saveable` for many steps at a time. Beside a policy that sends arrays to the
-host's memory `schedule` may, too (`offload=True`). "ratio": our predicted time over the
-policy's.
+and `LARGE`), the models of `benchmarks.models.wrapped`, and two with unrolled layers
+(`benchmarks.models.unrolled`). The policies are JAX's, for each layer, block or step of
+time. Stacks have those of MaxText by name as well (`benchmarks.models.named`), and
+`nn.remat` of every second layer; the LSTM has `nothing_saveable` for many steps at a
+time. Beside a policy that sends arrays to the host's memory `schedule` may, too
+(`offload=True`). "ratio": our predicted time over the policy's.
 """
 
 import dataclasses

@@ -120,7 +120,11 @@ def sequences(
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     as_found = lambda ops, sequence: list(map(int, sequence))
     # XLA has a kernel for a whole softmax on GPUs alone
-    made = with_reductions if get_target(target, check=False).platform == "cuda" else as_found
+    made = (
+        with_reductions
+        if get_target(target, check=False).platform == "cuda"
+        else as_found
+    )
     return [
         (OperationOrder(sequence=tuple(made(ops, sequence))), peak, price)
         for sequence, peak, price in reversed(list(rows))

@@ -11,7 +11,6 @@ from functools import cached_property
 
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph, late_of
-from jaxmem.ir.scans import size_of
 from jaxmem.scheduling.predict.operations import Operations
 
 

@@ -29,12 +29,17 @@ def bottlenecks(
     last: dict[Any, int] = {}  # variable -> the place of its last reader
     for i in early:
         last.update((v, place[i]) for v in graph.eqns[i].invars if is_var(v))
+    weights = set(graph.invars)  # and what they are cast to: the backward pass has both
     live: dict[Any, None] = {}
     found: dict[int, Any] = {}  # by how many products came before
     products = 0
     for k, i in enumerate(early):
         products += primitives.is_product(graph.eqns[i])
-        for v in graph.eqns[i].outvars:
+        eqn = graph.eqns[i]
+        if primitives.is_cast(eqn) and eqn.invars[0] in weights:
+            weights.update(eqn.outvars)
+            continue
+        for v in eqn.outvars:
             if size(v) >= least and k < last.get(v, -1) <= k + _LONG * len(early):
                 live[v] = None
         live = {v: None for v in live if last[v] > k}
