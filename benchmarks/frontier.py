@@ -33,7 +33,6 @@ from benchmarks.budget import AXES, panel
 from benchmarks.models import named, unrolled, wrapped
 from benchmarks.models.transformers import LlamaLayer, StackConfig
 from benchmarks.models.zoo_transformers import OneHotMixtralLayer
-from jaxmem.memory import CompileError
 from jaxmem.scheduling import BudgetError
 
 LARGE = {
@@ -126,7 +125,7 @@ def taken(name: str, policy: str) -> tuple[float, float]:
 def plan_in(name: str, room: float | None, offload: bool = False):
     """The plan of the unmodified model in so many MiB of temporaries; None: no budget.
 
-    Or why there is none.
+    Or that there is none.
     """
     step, args = MODELS[name].under("plain")
     budget = None
@@ -140,9 +139,6 @@ def plan_in(name: str, room: float | None, offload: bool = False):
     except BudgetError as error:
         print(error)
         return "out of reach"
-    except CompileError as error:  # XLA refuses what the search would try
-        print(error)
-        return "does not compile"
 
 
 def row(name: str, policy: str) -> tuple:

@@ -58,8 +58,6 @@ def _line(model: str) -> list[str]:
     ours = _both(own[WITHOUT], "schedule: ")
     line = [model, _both(own[PLAIN]), _both(own[WITHOUT]), ours]
     found = of_policies(model)
-    if not found:
-        return [*line, own["nothing_saveable"]["schedule: temp MiB"], ""]
     largest = max(found, key=_ratio)
     return [
         *line,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import planning
@@ -118,15 +119,11 @@ def sequences(
     how = {"cost": _seconds(ops, target), "effort": EFFORT, "time_limit": patience}
     found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
-    as_found = lambda ops, sequence: list(map(int, sequence))
     # XLA has a kernel for a whole softmax on GPUs alone
-    made = (
-        with_reductions
-        if get_target(target, check=False).platform == "cuda"
-        else as_found
-    )
+    on_gpu = get_target(target, check=False).platform == "cuda"
+    made = partial(with_reductions, ops) if on_gpu else tuple
     return [
-        (OperationOrder(sequence=tuple(made(ops, sequence))), peak, price)
+        (OperationOrder(sequence=tuple(made(sequence.tolist()))), peak, price)
         for sequence, peak, price in reversed(list(rows))
     ]
 

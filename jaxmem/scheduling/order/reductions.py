@@ -2,12 +2,10 @@
 
 A softmax of the backward pass can be made of scores, their maxima and their sums. Where
 the two are kept of the forward pass, XLA:GPU has no single kernel for its softmax any
-more, and none for the second one: that takes longer than two whole ones. What the step
-itself keeps for its backward pass, such as a norm's mean, stays as it is.
+more, and none for the second one: that takes longer than two whole ones.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph, late_of
@@ -19,7 +17,7 @@ def with_reductions(ops: Operations, sequence: Sequence[int]) -> list[int]:
     reductions = _Reductions(ops)
     found: list[int] = []
     seen: set[int] = set()
-    for i in map(int, sequence):
+    for i in sequence:
         found.append(i)
         if i in seen:
             found += reductions.of(ops.graph.operations[i].outputs)
@@ -28,29 +26,21 @@ def with_reductions(ops: Operations, sequence: Sequence[int]) -> list[int]:
 
 
 class _Reductions:
-    """Operations that reduce arrays of the forward pass, for it alone."""
+    """Operations that reduce arrays of the forward pass."""
 
     def __init__(self, ops: Operations):
-        self._ops = ops
-        self._graph = JaxprGraph(ops.closed)
-        self._late = late_of(self._graph)
+        self._graph = ops.graph
+        body = JaxprGraph(ops.closed)
+        late, last = late_of(body), [places[-1] for places in ops.equations]
+        found = (k for k, i in enumerate(last) if i not in late)
+        self._all = {k for k in found if primitives.is_reduction(body.eqns[last[k]])}
 
     def of(self, values: Sequence[int]) -> Iterator[int]:
         """Those that can be made of these, in their order."""
-        made = {*values, *self._ops.graph.arguments}
-        readers = {k for v in values for k in self._ops.graph.readers[v]}
+        made = {*values, *self._graph.arguments}
+        readers = {k for v in values for k in self._graph.readers[v]}
         for k in sorted(readers & self._all):
-            operation = self._ops.graph.operations[k]
+            operation = self._graph.operations[k]
             if made.issuperset(operation.inputs):
                 made.update(operation.outputs)
                 yield k
-
-    @cached_property
-    def _all(self) -> set[int]:
-        return {k for k, at in enumerate(self._ops.equations) if self._is_one(at[-1])}
-
-    def _is_one(self, i: int) -> bool:
-        eqn = self._graph.eqns[i]
-        if i in self._late or not primitives.is_reduction(eqn):
-            return False
-        return True

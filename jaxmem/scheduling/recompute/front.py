@@ -436,8 +436,8 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
     )
     choice = Choice(space.target, (_recompute(space, rate, once),))
     if space.is_unrolled:
-        how = (rate, space.reductions, space.layer_inputs) if rate is not None else ()
-        choice = choice.having(Unrolled(*how))
+        own = Unrolled(rate, space.reductions, space.layer_inputs)
+        choice = choice.having(Unrolled() if rate is None else own)
     if space.branches:
         choice = choice.having(InBranches(rate))
     return Candidate(choice, round(kept), sum(times))
