@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from benchmarks.models import wrapped
+
 LAYERS, WIDTH, HEADS = 12, 768, 12
 TOKENS = jax.ShapeDtypeStruct((16, 512), jnp.int32)
 
@@ -66,9 +68,7 @@ class Model(nnx.Module):
 
     def __call__(self, tokens, policy=None):
         x = self.words(tokens) + self.positions(jnp.arange(tokens.shape[1]))
-        run = lambda layer, x: layer(x)
-        if policy is not None:
-            run = nnx.remat(run, policy=policy)
+        run = wrapped.under(policy, lambda layer, x: layer(x), nnx.remat)
         for layer in self.layers:
             x = run(layer, x)
         return self.words.attend(x)

@@ -25,6 +25,7 @@ from jaxmem.chips._table import CHIPS as CHIPS
 from jaxmem.chips._target import Target as Target
 from jaxmem.chips._target import Targets as Targets
 from jaxmem.chips._target import get_target as get_target
+from jaxmem.chips._target import is_gpu as is_gpu
 from jaxmem.chips._target import local_target as local_target
 from jaxmem.chips._target import targets as targets
 

@@ -134,3 +134,8 @@ def _target(name: str) -> Target:
     found = compiler_for(platform)
     state = not found.why_not, found.why_not, found.source, found.remark
     return Target(name, platform, chip.memory_bytes, device, *state)
+
+
+def is_gpu(target: str) -> bool:
+    """Whether a target is an NVIDIA GPU; raises where there is none of this name."""
+    return get_target(target, check=False).platform == "cuda"

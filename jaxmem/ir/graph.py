@@ -121,7 +121,7 @@ class Values:
         self.done.add(i)
         self.env.update(zip(self.graph.eqns[i].outvars, outs, strict=True))
 
-    def evaluate_again(self, positions: Iterable[int]) -> None:
+    def recompute(self, positions: Iterable[int]) -> None:
         """Equations that were done before, by name scopes as `jax.checkpoint` does."""
         with jax.named_scope(_compat.RECOMPUTED):
             for i in positions:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import planning
-from jaxmem.chips import get_target, rates_of
+from jaxmem.chips import is_gpu, rates_of
 from jaxmem.cost.equations import product_seconds
 from jaxmem.ir.fused import fused_only
 from jaxmem.ir.graph import Aliases
@@ -120,8 +120,7 @@ def sequences(
     found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     # XLA has a kernel for a whole softmax on GPUs alone
-    on_gpu = get_target(target, check=False).platform == "cuda"
-    made = partial(with_reductions, ops) if on_gpu else tuple
+    made = partial(with_reductions, ops) if is_gpu(target) else tuple
     return [
         (OperationOrder(sequence=tuple(made(sequence.tolist()))), peak, price)
         for sequence, peak, price in reversed(list(rows))

@@ -170,8 +170,9 @@ class _NewestValues:
     def _cast_by(self, i: int, values: Sequence[int]) -> list[int]:
         """Those that an operation reads in another dtype."""
         eqns = (self.graph.eqns[k] for k in self.ops.equations[i])
-        cast = {self._number(e.invars[0]) for e in eqns if _is_cast(e)}
-        return [v for v in values if v in cast]
+        cast = (e.invars[0] for e in eqns if primitives.is_cast(e))
+        numbers = {self._number(v) for v in cast if is_var(v)}
+        return [v for v in values if v in numbers]
 
     def _there(self, value: int) -> bool:
         """Whether a value is an array that has been made by now."""
@@ -204,7 +205,3 @@ class _NewestValues:
         if key not in self.made:  # beside the values, whose ids nothing else gets then
             self.made[key] = values, _compat.bind(eqn, values)
         inside.update(zip(eqn.outvars, self.made[key][1], strict=True))
-
-
-def _is_cast(eqn) -> bool:
-    return primitives.is_cast(eqn) and is_var(eqn.invars[0])

@@ -34,8 +34,8 @@ def bottlenecks(
     found: dict[int, Any] = {}  # by how many products came before
     products = 0
     for k, i in enumerate(early):
-        products += primitives.is_product(graph.eqns[i])
         eqn = graph.eqns[i]
+        products += primitives.is_product(eqn)
         if primitives.is_cast(eqn) and eqn.invars[0] in weights:
             weights.update(eqn.outvars)
             continue

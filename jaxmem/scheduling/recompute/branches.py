@@ -136,6 +136,6 @@ class _Recomputed(Values):
         made = needed(self.graph, gone, known)
         read = {v for k in made for v in self.graph.eqns[k].invars if is_var(v)}
         inside = Values(self.graph, {v: self.read(v) for v in read & known})
-        inside.evaluate_again(made)
+        inside.recompute(made)
         values = [inside.read(v) if v in gone else self.read(v) for v in eqn.invars]
         self.put(i, _compat.bind(eqn, values))

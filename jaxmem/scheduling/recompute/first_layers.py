@@ -22,7 +22,7 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem._checks import Range
 from jaxmem._module_path import taken_in
-from jaxmem.chips import get_target, is_timed, rates_of
+from jaxmem.chips import is_gpu, is_timed, rates_of
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
@@ -274,7 +274,7 @@ def _gathers_once(target: str) -> bool:
     XLA for GPU does. Of that for TPU it is not known: of the steps in `benchmarks.pod`
     one sends less where the first layers alone are recomputed, two send more.
     """
-    return get_target(target).platform == "cuda"
+    return is_gpu(target)
 
 
 def seconds_of_gathers(
@@ -375,7 +375,7 @@ def _run_backward(
         inside = Values(plan.body, known)
         # the `cond` has given their results, to either kind of layer
         inside.done.update(plan.shared)
-        inside.evaluate_again(plan.all.evaluated)
+        inside.recompute(plan.all.evaluated)
         made = {**plan.all.slots, **plan.all.stays}
         x |= {slot: inside.env[v] for slot, v in made.items() if v in inside.env}
         last = zip(plan.all.loop_carried, before, strict=True)

@@ -1,10 +1,11 @@
 """The pass that recomputes residuals of scans, and the front a search starts from."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from jaxmem.chips import get_target
+from jaxmem.chips import is_gpu
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Front, SearchBound, SearchedStep
@@ -44,9 +45,7 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
             yield from unclear_gains(level, rewrites_of(level, config))
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
-        found = pareto_front(space_of_step(step))
-        having = lambda one: replace(one, choice=one.choice.having(*base.configs))
-        return list(map(having, found))
+        return _having(base.configs, pareto_front(space_of_step(step)))
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         # of layers outside of loops there are sequences, which take longer to find and
@@ -56,11 +55,11 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
             return ()
         # sums are kept where bytes count, and recomputed where seconds do
         faster = math.isfinite(bound.seconds) or bound.limit == -math.inf
-        reductions = faster and get_target(step.target, check=False).platform == "cuda"
+        space = replace(space, reductions=faster and is_gpu(step.target))
+        key = "front of unrolled layers", step.named, step.offload, space.reductions
+        found = step.traced.known.get(key, (), lambda: pareto_front(space))
         asked = step.front[0].choice.configs if step.front else ()
-        barriers = [config for config in asked if isinstance(config, Barriers)]
-        found = pareto_front(replace(space, reductions=reductions))
-        return [replace(one, choice=one.choice.having(*barriers)) for one in found]
+        return _having([one for one in asked if isinstance(one, Barriers)], found)
 
     def other_form(self, step: SearchedStep) -> Front:
         return front_with_reductions(space_of_step(step))
@@ -72,3 +71,8 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if not space_at_sight(step.traced).is_unrolled:
             yield step.traced.predicted(step.front[-1].choice), MORE
+
+
+def _having(configs: Sequence[Any], front: Front) -> Front:
+    """These candidates, with other configurations besides."""
+    return [replace(one, choice=one.choice.having(*configs)) for one in front]

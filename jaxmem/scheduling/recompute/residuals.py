@@ -213,7 +213,7 @@ def _run_backward(
         known = {v: x[slot] for slot, v in plan.stays.items()}
         now |= {v: unpacked(v, now[v]) for v in plan.instead}
         values = Values(plan.body, {**given.whole, **known, **now})
-        values.evaluate_again(again)
+        values.recompute(again)
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
         # the next layer's input: this scan has read it in the iteration before
         slots = (one.slot for one in plan.loop_carried)

@@ -248,15 +248,11 @@ class Recomputed(Values):
         made = {v for i in eqns for v in self.graph.eqns[i].outvars}
         arguments = set(self.graph.invars)
         held = [v for v in self.graph.maker if v in read - made - arguments]
-        if held:
-            # what is made of them alone, a mask or a cast, is there of the first time
-            held += [v for v in self.graph.invars if v in read]
+        given = [v for v in self.graph.invars if v in read]
+        # XLA would keep what is made of arguments alone from the first time: a mask, or
+        # the cast of codes that do not wait, beside their scales
+        held += given if held else [v for v in given if is_few_bits(v)] or given[:1]
         known = {v: self._stored(v) for v in held}
-        if not held:  # made of arguments alone
-            given = [v for v in self.graph.invars if v in read]
-            # XLA would keep the cast of codes that do not wait, beside their scales
-            held = [v for v in given if is_few_bits(v)] or given[:1]
-            known = {v: self.read(v) for v in held}
         if anchor is not None and held:
             # whoever reads the anchor does so behind the barrier: XLA drops from one
             # what nobody reads there
@@ -264,7 +260,7 @@ class Recomputed(Values):
             known = dict(zip(held, values, strict=True))
         known = {v: unpacked(v, x) if v in self.bits else x for v, x in known.items()}
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
-        inner.evaluate_again(eqns)
+        inner.recompute(eqns)
         self.recomputed |= {v: inner.env[v] for v in made}
 
 
