@@ -3,6 +3,8 @@
 Heads share keys and values by fours, positions are learned, the head is the embedding.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -34,7 +36,10 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    def __init__(self, layers: int, rngs: nnx.Rngs):
+    """`policy`: of `jax.checkpoint` round each layer; without one, nothing is."""
+
+    def __init__(self, layers: int, rngs: nnx.Rngs, policy: Any = None):
+        self.policy = policy
         self.words = nnx.Embed(VOCABULARY, WIDTH, rngs=rngs, **BF16)
         self.positions = nnx.Embed(TOKENS.shape[1], WIDTH, rngs=rngs, **BF16)
         self.blocks = nnx.List([Block(rngs) for _ in range(layers)])
@@ -43,8 +48,13 @@ class GPT(nnx.Module):
     def __call__(self, tokens):
         x = self.words(tokens) + self.positions(jnp.arange(tokens.shape[1]))
         for block in self.blocks:
-            x = block(x)
+            x = self.run(block, x)
         return self.words.attend(self.norm(x))
+
+    def run(self, block: Block, x):
+        if self.policy is None:
+            return block(x)
+        return nnx.remat(Block.__call__, policy=self.policy)(block, x)
 
 
 def train_step(model: GPT, optimizer: nnx.Optimizer, tokens):
@@ -60,9 +70,9 @@ def train_step(model: GPT, optimizer: nnx.Optimizer, tokens):
     return loss
 
 
-def training(layers: int):
-    """The step, and its arguments."""
-    model = GPT(layers, nnx.Rngs(0))
+def training(layers: int, policy: Any = None):
+    """The step, and its arguments; `policy`: as for `GPT`."""
+    model = GPT(layers, nnx.Rngs(0), policy)
     rule = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4))
     optimizer = nnx.Optimizer(model, rule, wrt=nnx.Param)
     return train_step, (model, optimizer, TOKENS)

@@ -20,14 +20,13 @@ from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
 from jaxmem.scheduling.recompute.front import pareto_front, space_of
 from jaxmem.scheduling.recompute.minimum_cut import price_at
-from jaxmem.scheduling.recompute.pairs import cut
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.unrolled import (
     Unrolled,
     made_together,
     unrolled,
+    unrolled_cut,
     with_layer_inputs,
-    without_loops,
 )
 
 LAYERS, ROWS, WIDTH = 3, 64, 128
@@ -118,13 +117,13 @@ def test_what_is_read_for_long_is_no_input_of_a_layer():
 
 def test_a_layer_is_made_at_once_where_its_input_is_kept():
     pair = with_layer_inputs(pair_of())
-    found = cut(pair, without_loops(price_at(1e-3, "h100")))
+    found = unrolled_cut(pair, price_at(1e-3, "h100"))
     groups = made_together(pair, found)
     large = [g for g in groups if pair.kept_on_device(g) > ROWS * WIDTH]
     assert len(large) >= LAYERS
     # without them all layers hang together
     whole = pair_of()
-    found = cut(whole, without_loops(price_at(1e-3, "h100")))
+    found = unrolled_cut(whole, price_at(1e-3, "h100"))
     most = max(map(whole.kept_on_device, made_together(whole, found)))
     assert most > 2 * max(map(pair.kept_on_device, large))
 
@@ -203,7 +202,7 @@ def test_the_front_counts_the_layer_that_is_there():
     assert any(one.choice.get(Unrolled).layer_inputs for one in front)
     pair = with_layer_inputs(pair_of())
     rate = front[-1].choice.get(Unrolled).rate
-    found = cut(pair, without_loops(price_at(rate, "h100")))
+    found = unrolled_cut(pair, price_at(rate, "h100"))
     there = max(map(pair.kept_on_device, made_together(pair, found)))
     assert front[-1].bytes >= there > 0
 

@@ -34,8 +34,8 @@ from jaxmem.scheduling.recompute.unrolled import (
     has_both_passes,
     made_together,
     unrolled,
+    unrolled_cut,
     with_layer_inputs,
-    without_loops,
 )
 from jaxmem.scheduling.search.traced_step import TracedStep
 
@@ -414,8 +414,8 @@ def _when_there(space: SearchSpace, one: Candidate) -> Candidate:
     rate = one.choice.get(Unrolled).rate
     if rate is None:
         return one
-    price = without_loops(price_at(rate, space.target, space.reductions))
-    cuts = ((pair, cut(pair, price)) for pair in space.unrolled)
+    price = price_at(rate, space.target, space.reductions)
+    cuts = ((pair, unrolled_cut(pair, price)) for pair in space.unrolled)
     there = (p.kept_on_device(v) for p, found in cuts for v in made_together(p, found))
     return replace(one, bytes=one.bytes + round(max(there, default=0.0)))
 
@@ -425,7 +425,7 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
     cuts = _cuts(space, rate, once)
     cuts += [(pair, cut(pair, price)) for pair in space.branches]
     if rate is not None:
-        cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
+        cuts += [(pair, unrolled_cut(pair, price)) for pair in space.unrolled]
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
     kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
     seconds = price_at(1.0, space.target, space.reductions)

@@ -47,7 +47,7 @@ def price_at(
     # `rate`: bytes that one would rather keep than compute for a second on `target`; at
     # infinity, and with None, only what costs nothing is recomputed. `reductions` and
     # `once`: as `residuals.Recompute` has them.
-    if rate is None or math.isinf(rate):
+    if rate is None or (math.isinf(rate) and not reductions):
         return fused_alone
     rates = rates_of(target)
 
@@ -56,6 +56,8 @@ def price_at(
             return None
         if reductions and primitives.is_reduction(eqn) and not sent(eqn, shardings):
             return 0.0
+        if math.isinf(rate):
+            return fused_alone(eqn, shardings)
         cost = recompute_seconds(eqn, rates, shardings)
         return None if cost is None else cost * rate
 

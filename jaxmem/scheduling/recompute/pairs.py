@@ -68,6 +68,8 @@ class Pair:
     # whether the forward scan is what was taken apart from one that keeps less, so that
     # only one iteration's stacks exist
     of_parts: bool = False
+    # of a list outside of loops: the inputs of its layers, where they are kept
+    layer_inputs: tuple[Any, ...] = ()
     # how the variables of the forward body are sharded over devices, when asked
     inside: Callable[[], Shardings] = field(
         default=Shardings, compare=False, repr=False
@@ -159,12 +161,20 @@ def cut_by_names(pair: Pair, price: ShardedPrice) -> Cut:
     return _cut(pair, pair.priced(price), (), size)
 
 
-def cut(pair: Pair, price: ShardedPrice, loop_carried: bool = True) -> Cut:
-    """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
+def cut(
+    pair: Pair,
+    price: ShardedPrice,
+    loop_carried: bool = True,
+    size: Callable[[Any], float] | None = None,
+) -> Cut:
+    """The cheapest cut; `loop_carried`: whether the iteration before may be used.
+
+    `size`: what it counts for to keep a variable; its bytes, if not given.
+    """
     priced = pair.priced(price)
-    best = _cut(pair, priced, ())
+    best = _cut(pair, priced, (), size)
     for x in pair.loop_carried if loop_carried else ():
-        other = _cut(pair, priced, (*best.loop_carried, x))
+        other = _cut(pair, priced, (*best.loop_carried, x), size)
         if other.cost < best.cost:
             best = other
     return best

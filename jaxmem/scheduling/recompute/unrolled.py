@@ -8,7 +8,8 @@ What is made of arguments of few bits, such as the quantised weights of a frozen
 is recomputed without a rate too: XLA would keep a wide copy of every layer's weights.
 """
 
-from collections.abc import Iterator, Sequence, Set
+import bisect
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -31,12 +32,15 @@ from jaxmem.scheduling.plan.rows import (
     recomputed,
     residual,
 )
+from jaxmem.scheduling.recompute.between_passes import is_sum, kept_between
 from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
 from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, needed, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import packed, unpacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier, which ends fusions
+# What keeping counts for where XLA need not write it: of two of one size, the other.
+_FUSED = 1.01
 
 
 def unrolled(closed, given: InputShardings | None = None) -> Pair | None:
@@ -44,19 +48,16 @@ def unrolled(closed, given: InputShardings | None = None) -> Pair | None:
     # `given`: how the inputs of the list are sharded over devices.
     graph = JaxprGraph(closed)
     late = late_of(graph)
-    reads = (v for i in sorted(late) for v in graph.eqns[i].invars if is_var(v))
-    early = {
-        v: None for v in reads if v in graph.maker and graph.maker[v] not in late
-    }  # in the order of their readers
-    # what the step returns is there at the end anyway
-    early = [v for v in early if v not in graph.outputs]
+    early = kept_between(graph, late)
     size = shardings_in(closed, given).bytes_of
     least = _SMALL * sum(map(size, early))
-    large = {v for v in early if size(v) >= least and not _is_stack(graph, v)}
-    free = {*graph.invars, *graph.outputs, *(v for v in early if v not in large)}
-    if not large:
+    # a sum is kept or not with what it is of: XLA has one kernel for a whole softmax
+    worth = lambda v: size(v) >= least or is_sum(graph, v)
+    slots = dict(enumerate(v for v in early if worth(v) and not _is_stack(graph, v)))
+    if not slots:
         return None
-    slots = dict(enumerate(v for v in early if v in large))
+    free = _read_late(graph, late) - set(slots.values())
+    free |= {*graph.invars, *graph.outputs}
     inside = partial(shardings_in, closed, given)
     return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside=inside)
 
@@ -68,7 +69,14 @@ def with_layer_inputs(pair: Pair) -> Pair:
     if not found:
         return pair
     rest = {slot: v for slot, v in pair.slots.items() if v not in found}
-    return replace(pair, slots=rest, inputs=pair.inputs | set(found))
+    inputs = pair.inputs | set(found)
+    return replace(pair, slots=rest, inputs=inputs, layer_inputs=found)
+
+
+def _read_late(graph: JaxprGraph, late: Set[int]) -> set[Any]:
+    """What the forward pass makes and anything behind it reads."""
+    reads = (v for i in late for v in graph.eqns[i].invars if is_var(v))
+    return {v for v in reads if v in graph.maker and graph.maker[v] not in late}
 
 
 def _is_stack(graph: JaxprGraph, v) -> bool:
@@ -76,10 +84,19 @@ def _is_stack(graph: JaxprGraph, v) -> bool:
     return primitives.is_loop(graph.eqns[graph.maker[v]])
 
 
-def without_loops(price: ShardedPrice) -> ShardedPrice:
-    """The same price, but loops are not run a second time."""
-    is_loop = primitives.is_loop
-    return lambda eqn, shardings: None if is_loop(eqn) else price(eqn, shardings)
+def unrolled_cut(pair: Pair, price: ShardedPrice) -> Cut:
+    """The cheapest cut of a list outside of loops."""
+    graph, size = pair.body, pair.inside().kept_bytes_of
+    is_loop = primitives.is_loop  # which is not run a second time
+    own = lambda eqn, shardings: None if is_loop(eqn) else price(eqn, shardings)
+    # a product is written anyway; what is made of it may never be, as within a softmax
+    extra = lambda v: 1.0 if _is_written(graph, v) else _FUSED
+    return cut(pair, own, size=lambda v: size(v) * extra(v))
+
+
+def _is_written(graph: JaxprGraph, v) -> bool:
+    i = graph.maker.get(v)
+    return i is None or primitives.is_product(graph.eqns[i])
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
             return
         price = price_at(config.rate, level.target, config.reductions)
         pair = with_layer_inputs(pair) if config.layer_inputs else pair
-        found = cut(pair, without_loops(price))
+        found = unrolled_cut(pair, price)
         if found.cost < pair.bytes:
             yield pair, found
 
@@ -267,20 +284,34 @@ class Recomputed(Values):
 def made_together(pair: Pair, found: Cut) -> list[tuple[Any, ...]]:
     """What the backward pass reads and is not kept, by what is made in one go.
 
-    Arrays between which nothing is kept: those of a layer, where the inputs of layers
-    are what is kept. As in `jax.checkpoint` one barrier stands before all of them.
+    All of a layer, where the inputs of layers are kept: as in `jax.checkpoint` one
+    barrier stands before it. Else arrays between which nothing is kept.
     """
+    graph = pair.body
+    group_of = _layers(pair) if pair.layer_inputs else _connected(pair, found)
+    groups: dict[int, list[Any]] = {}
+    again = set(found.recomputed)
+    for v in pair.slots.values():
+        i = graph.maker[v]
+        if v not in found.variables and i in again:
+            groups.setdefault(group_of(i), []).append(v)
+    return list(map(tuple, groups.values()))
+
+
+def _layers(pair: Pair) -> Callable[[int], int]:
+    """The number of the layer that an equation is in."""
+    starts = sorted(pair.body.maker[v] for v in pair.layer_inputs)
+    return partial(bisect.bisect_right, starts)
+
+
+def _connected(pair: Pair, found: Cut) -> Callable[[int], int]:
+    """An equation for all that are recomputed and read each other's results."""
     graph, size = pair.body, pair.inside().bytes_of
     least = _SMALL * pair.bytes
     apart = DisjointSet(found.recomputed)
     for i in found.recomputed:
-        read = (v for v in graph.eqns[i].invars if is_var(v) and size(v) >= least)
-        for v in read:
+        read = (v for v in graph.eqns[i].invars if is_var(v))
+        for v in (v for v in read if size(v) >= least or is_sum(graph, v)):
             if graph.maker.get(v) in apart and v not in found.variables:
                 apart.merge(i, graph.maker[v])
-    groups: dict[int, list[Any]] = {}
-    for v in pair.slots.values():
-        i = graph.maker[v]
-        if v not in found.variables and i in apart:
-            groups.setdefault(apart[i], []).append(v)
-    return list(map(tuple, groups.values()))
+    return apart.__getitem__

@@ -83,9 +83,12 @@ class Fronts:
         last, self._last = self._last, front
         above = [peaks[c.choice] - c.bytes for c in last if c.choice in peaks]
         if one is not None and one.whole_step:
-            plain = Choice(self.step.target)
-            unknown = self.step.traced.argument_bytes()
-            above = [self._bound(self.trials.limit).above(plain, unknown)]
+            above = [self._above_prediction()]
+        elif above and not _kinds(last) & _kinds(front):
+            # what their bytes are of need not be the same
+            first = front[0]
+            peak = self.step.traced.predicted(first.choice) + self._above_prediction()
+            above = [peak - first.bytes]
         elif self.quick and not self.trials.tried:
             above = [self.step.traced.peak(front[0].choice) - front[0].bytes]
         how = BudgetSearch(
@@ -155,6 +158,11 @@ class Fronts:
         off = (step - predicted for step, predicted in times if step is not None)
         return best.step_seconds - min(off)
 
+    def _above_prediction(self) -> float:
+        """Bytes that the plain step took above its predicted peak."""
+        plain, unknown = Choice(self.step.target), self.step.traced.argument_bytes()
+        return self._bound(self.trials.limit).above(plain, unknown)
+
     def _bound(self, limit: float, *less: float) -> TrialBound:
         return TrialBound(self.trials, self.step.traced.predicted, limit, *less)
 
@@ -172,6 +180,11 @@ class Fronts:
     def _between(self, rich: Candidate, poor: Candidate) -> Between | None:
         found = (one.between(self.step, rich, poor) for one in self.passes)
         return next(filter(None, found), None)
+
+
+def _kinds(front: Front) -> set[type]:
+    """What any of the candidates asks for."""
+    return {type(config) for one in front for config in one.choice.configs}
 
 
 def _asks(one: Searched, candidate: Candidate) -> bool:
