@@ -126,8 +126,6 @@ class Searched(Pass[C, R]):
     # whether it changes how the whole step runs, so that peaks of others tell nothing
     # of its own
     whole_step: ClassVar[bool] = False
-    # whether what it has where seconds count is another form of what has fit
-    two_forms: ClassVar[bool] = False
     # of the step's own seconds, that its candidates must save to be taken for others
     margin: ClassVar[float] = 0.0
     # how many of the last candidates that it is in may be the least once compiled

@@ -8,17 +8,18 @@ import pytest
 
 import jaxmem
 from benchmarks.models import written_out
+from jaxmem.chips import rates_of
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.between_passes import is_sum, kept_between
-from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.recompute.unrolled import (
-    Unrolled,
+from jaxmem.scheduling.recompute.unrolled import Unrolled
+from jaxmem.scheduling.recompute.unrolled_cut import (
     unrolled,
     unrolled_cut,
+    unrolled_price,
     with_layer_inputs,
 )
 
@@ -93,11 +94,24 @@ def test_sums_are_kept_or_not_with_what_they_are_of(program):
 def test_of_a_softmax_its_scores_are_kept(program):
     """XLA writes them anyway: kept, they cost no time."""
     pair = with_layer_inputs(unrolled(program))
-    found = unrolled_cut(pair, price_at(math.inf, "h100", reductions=True))
+    found = unrolled_cut(pair, math.inf, "tpu-v5e", reductions=True)
     kept = [v for v in found.variables if v.aval.shape == (ROWS, ROWS)]
     eqns = [pair.body.eqns[pair.body.maker[v]] for v in kept]
     assert len(eqns) == LAYERS and all(map(primitives.is_product, eqns))
     assert not any(is_sum(pair.body, v) for v in found.variables)
+
+
+def test_what_products_read_again_is_not_free_on_a_gpu(program):
+    """XLA:GPU writes the probabilities and the MLP's activations a second time."""
+    pair = with_layer_inputs(unrolled(program))
+    kept = unrolled_cut(pair, math.inf, "h100", reductions=True).variables
+    names = [str(pair.body.eqns[pair.body.maker[v]].primitive) for v in kept]
+    assert names.count("tanh") == LAYERS
+    assert sum(v.aval.shape == (ROWS, ROWS) for v in kept) >= LAYERS
+    seconds = unrolled_price(pair, 1.0, "h100")
+    curve = pair.body.eqns[pair.body.maker[kept[names.index("tanh")]]]
+    size = 4 * ROWS * 4 * WIDTH
+    assert pair.priced(seconds)(curve) >= size / rates_of("h100").bandwidth
 
 
 @pytest.mark.parametrize("rate", (math.inf, 1e-3))

@@ -19,10 +19,9 @@ from jaxmem.scheduling.order.reductions import with_reductions
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
 from jaxmem.scheduling.recompute.front import pareto_front, space_of
-from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.recompute.unrolled import (
-    Unrolled,
+from jaxmem.scheduling.recompute.unrolled import Unrolled
+from jaxmem.scheduling.recompute.unrolled_cut import (
     made_together,
     unrolled,
     unrolled_cut,
@@ -117,13 +116,13 @@ def test_what_is_read_for_long_is_no_input_of_a_layer():
 
 def test_a_layer_is_made_at_once_where_its_input_is_kept():
     pair = with_layer_inputs(pair_of())
-    found = unrolled_cut(pair, price_at(1e-3, "h100"))
+    found = unrolled_cut(pair, 1e-3, "h100")
     groups = made_together(pair, found)
     large = [g for g in groups if pair.kept_on_device(g) > ROWS * WIDTH]
     assert len(large) >= LAYERS
     # without them all layers hang together
     whole = pair_of()
-    found = unrolled_cut(whole, price_at(1e-3, "h100"))
+    found = unrolled_cut(whole, 1e-3, "h100")
     most = max(map(whole.kept_on_device, made_together(whole, found)))
     assert most > 2 * max(map(pair.kept_on_device, large))
 
@@ -202,7 +201,7 @@ def test_the_front_counts_the_layer_that_is_there():
     assert any(one.choice.get(Unrolled).layer_inputs for one in front)
     pair = with_layer_inputs(pair_of())
     rate = front[-1].choice.get(Unrolled).rate
-    found = unrolled_cut(pair, price_at(rate, "h100"))
+    found = unrolled_cut(pair, rate, "h100")
     there = max(map(pair.kept_on_device, made_together(pair, found)))
     assert front[-1].bytes >= there > 0
 

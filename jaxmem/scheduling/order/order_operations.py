@@ -3,9 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
+from jaxmem.chips import is_gpu
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Candidate, Front, Searched, SearchedStep
+from jaxmem.scheduling._searched import (
+    Candidate,
+    Front,
+    SearchBound,
+    Searched,
+    SearchedStep,
+)
 from jaxmem.scheduling.order.ordered import (
     PATIENCE,
     OperationOrder,
@@ -15,7 +22,7 @@ from jaxmem.scheduling.order.ordered import (
     sequences,
 )
 from jaxmem.scheduling.plan.rows import Description, recomputed
-from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
+from jaxmem.scheduling.recompute.barriers import Barriers, RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.front import space_at_sight, space_of_step
 from jaxmem.scheduling.recompute.recomputation import MORE
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
@@ -63,7 +70,16 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
         return there + least > OFF * step.limit and least > _ALIKE * peak
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
-        return _candidates(step, base) if space_of_step(step).is_unrolled else ()
+        first = space_of_step(step).is_unrolled and not is_gpu(step.target)
+        return _candidates(step, base) if first else ()
+
+    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        # XLA:GPU fuses most, and a sequence has more barriers than a recomputed layer
+        if not (space_of_step(step).is_unrolled and is_gpu(step.target)):
+            return ()
+        asked = step.front[0].choice.configs if step.front else ()
+        barriers = (one for one in asked if isinstance(one, Barriers))
+        return _candidates(step, Choice(step.target).having(*barriers))
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if space_at_sight(step.traced).is_unrolled:

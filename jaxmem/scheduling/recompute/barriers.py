@@ -30,9 +30,9 @@ from jaxmem.scheduling.recompute.unrolled import (
     Recomputed,
     has_both_passes,
     not_kept,
-    unrolled,
     weights_made_by,
 )
+from jaxmem.scheduling.recompute.unrolled_cut import unrolled
 
 Checkpoints = frozenset[int]  # by their places in the list
 Casts = tuple[Pair, Cut]  # the two passes, and what is kept of the casts: none

@@ -22,6 +22,7 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import LEAST, Candidate, SearchedStep, descending
 from jaxmem.scheduling.recompute.branches import InBranches, in_parts
 from jaxmem.scheduling.recompute.minimum_cut import (
+    ShardedPrice,
     label_of,
     price_at,
     price_of,
@@ -29,12 +30,12 @@ from jaxmem.scheduling.recompute.minimum_cut import (
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
 from jaxmem.scheduling.recompute.residuals import Recompute, in_order, sent_away
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
-from jaxmem.scheduling.recompute.unrolled import (
-    Unrolled,
-    has_both_passes,
+from jaxmem.scheduling.recompute.unrolled import Unrolled, has_both_passes
+from jaxmem.scheduling.recompute.unrolled_cut import (
     made_together,
     unrolled,
     unrolled_cut,
+    unrolled_price,
     with_layer_inputs,
 )
 from jaxmem.scheduling.search.traced_step import TracedStep
@@ -414,24 +415,23 @@ def _when_there(space: SearchSpace, one: Candidate) -> Candidate:
     rate = one.choice.get(Unrolled).rate
     if rate is None:
         return one
-    price = price_at(rate, space.target, space.reductions)
-    cuts = ((pair, unrolled_cut(pair, price)) for pair in space.unrolled)
+    about = rate, space.target, space.reductions
+    cuts = ((pair, unrolled_cut(pair, *about)) for pair in space.unrolled)
     there = (p.kept_on_device(v) for p, found in cuts for v in made_together(p, found))
     return replace(one, bytes=one.bytes + round(max(there, default=0.0)))
 
 
 def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Candidate:
-    price = price_at(rate, space.target, space.reductions)
-    cuts = _cuts(space, rate, once)
-    cuts += [(pair, cut(pair, price)) for pair in space.branches]
+    price, one = (price_at(r, space.target, space.reductions) for r in (rate, 1.0))
+    cuts = [(pair, found, one) for pair, found in _cuts(space, rate, once)]
+    cuts += [(pair, cut(pair, price), one) for pair in space.branches]
     if rate is not None:
-        cuts += [(pair, unrolled_cut(pair, price)) for pair in space.unrolled]
-    kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
+        cuts += _unrolled_cuts(space, rate)
+    kept = sum(p.length * p.kept_on_device(found.variables) for p, found, _ in cuts)
     kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
-    seconds = price_at(1.0, space.target, space.reductions)
     times = (
         pair.length * (price_of(pair.body, i, pair.priced(seconds)) or 0.0)
-        for pair, found in cuts
+        for pair, found, seconds in cuts
         for i in found.recomputed
     )
     choice = Choice(space.target, (_recompute(space, rate, once),))
@@ -441,3 +441,13 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
     if space.branches:
         choice = choice.having(InBranches(rate))
     return Candidate(choice, round(kept), sum(times))
+
+
+def _unrolled_cuts(
+    space: SearchSpace, rate: float
+) -> Iterator[tuple[Pair, Cut, ShardedPrice]]:
+    """Lists outside of loops, their cuts, and the seconds of their equations."""
+    about = space.target, space.reductions
+    for pair in space.unrolled:
+        seconds = unrolled_price(pair, 1.0, *about)
+        yield pair, unrolled_cut(pair, rate, *about), seconds

@@ -1,6 +1,5 @@
 """The pass that recomputes residuals of scans, and the front a search starts from."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,7 +30,6 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     """In all layers of a scan, residuals that are worth it are recomputed."""
 
     config = Recompute
-    two_forms = True
 
     def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
         rewrites = rewrites_of(level, config)
@@ -45,21 +43,15 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
             yield from unclear_gains(level, rewrites_of(level, config))
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
-        return _having(base.configs, pareto_front(space_of_step(step)))
+        return _having(base.configs, _front_of(step))
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        # of layers outside of loops there are sequences, which take longer to find and
-        # whose least is more, and these
-        space = space_of_step(step)
-        if not space.is_unrolled:
+        # of layers outside of loops there are sequences, which may be what the search
+        # starts from, and these
+        if not space_of_step(step).is_unrolled or is_gpu(step.target):
             return ()
-        # sums are kept where bytes count, and recomputed where seconds do
-        faster = math.isfinite(bound.seconds) or bound.limit == -math.inf
-        space = replace(space, reductions=faster and is_gpu(step.target))
-        key = "front of unrolled layers", step.named, step.offload, space.reductions
-        found = step.traced.known.get(key, (), lambda: pareto_front(space))
         asked = step.front[0].choice.configs if step.front else ()
-        return _having([one for one in asked if isinstance(one, Barriers)], found)
+        return _having([c for c in asked if isinstance(c, Barriers)], _front_of(step))
 
     def other_form(self, step: SearchedStep) -> Front:
         return front_with_reductions(space_of_step(step))
@@ -71,6 +63,16 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if not space_at_sight(step.traced).is_unrolled:
             yield step.traced.predicted(step.front[-1].choice), MORE
+
+
+def _front_of(step: SearchedStep) -> Front:
+    space = space_of_step(step)
+    if not space.is_unrolled:
+        return pareto_front(space)
+    # XLA:GPU has one kernel for a whole softmax, its sums included
+    space = replace(space, reductions=is_gpu(step.target))
+    key = "front of unrolled layers", step.named, step.offload
+    return step.traced.known.get(key, (), lambda: pareto_front(space))
 
 
 def _having(configs: Sequence[Any], front: Front) -> Front:

@@ -8,22 +8,17 @@ What is made of arguments of few bits, such as the quantised weights of a frozen
 is recomputed without a rate too: XLA would keep a wide copy of every layer's weights.
 """
 
-import bisect
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from scipy.cluster.hierarchy import DisjointSet
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
-from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import barrier, is_mask, is_var
-from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import (
@@ -32,71 +27,15 @@ from jaxmem.scheduling.plan.rows import (
     recomputed,
     residual,
 )
-from jaxmem.scheduling.recompute.between_passes import is_sum, kept_between
-from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
-from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pair_rewrite import packed, unpacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
-
-_SMALL = 1e-3  # of all that is kept: less is not worth a barrier, which ends fusions
-# What keeping counts for where XLA need not write it: of two of one size, the other.
-_FUSED = 1.01
-
-
-def unrolled(closed, given: InputShardings | None = None) -> Pair | None:
-    """The two passes of a list of equations; None where nothing is kept between."""
-    # `given`: how the inputs of the list are sharded over devices.
-    graph = JaxprGraph(closed)
-    late = late_of(graph)
-    early = kept_between(graph, late)
-    size = shardings_in(closed, given).bytes_of
-    least = _SMALL * sum(map(size, early))
-    # a sum is kept or not with what it is of: XLA has one kernel for a whole softmax
-    worth = lambda v: size(v) >= least or is_sum(graph, v)
-    slots = dict(enumerate(v for v in early if worth(v) and not _is_stack(graph, v)))
-    if not slots:
-        return None
-    free = _read_late(graph, late) - set(slots.values())
-    free |= {*graph.invars, *graph.outputs}
-    inside = partial(shardings_in, closed, given)
-    return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside=inside)
-
-
-def with_layer_inputs(pair: Pair) -> Pair:
-    """The same, where the inputs of layers are kept."""
-    graph, size = pair.body, pair.inside().bytes_of
-    found = bottlenecks(graph, late_of(graph), size, _SMALL * pair.bytes)
-    if not found:
-        return pair
-    rest = {slot: v for slot, v in pair.slots.items() if v not in found}
-    inputs = pair.inputs | set(found)
-    return replace(pair, slots=rest, inputs=inputs, layer_inputs=found)
-
-
-def _read_late(graph: JaxprGraph, late: Set[int]) -> set[Any]:
-    """What the forward pass makes and anything behind it reads."""
-    reads = (v for i in late for v in graph.eqns[i].invars if is_var(v))
-    return {v for v in reads if v in graph.maker and graph.maker[v] not in late}
-
-
-def _is_stack(graph: JaxprGraph, v) -> bool:
-    """Whether a loop made it: loops are not run a second time."""
-    return primitives.is_loop(graph.eqns[graph.maker[v]])
-
-
-def unrolled_cut(pair: Pair, price: ShardedPrice) -> Cut:
-    """The cheapest cut of a list outside of loops."""
-    graph, size = pair.body, pair.inside().kept_bytes_of
-    is_loop = primitives.is_loop  # which is not run a second time
-    own = lambda eqn, shardings: None if is_loop(eqn) else price(eqn, shardings)
-    # a product is written anyway; what is made of it may never be, as within a softmax
-    extra = lambda v: 1.0 if _is_written(graph, v) else _FUSED
-    return cut(pair, own, size=lambda v: size(v) * extra(v))
-
-
-def _is_written(graph: JaxprGraph, v) -> bool:
-    i = graph.maker.get(v)
-    return i is None or primitives.is_product(graph.eqns[i])
+from jaxmem.scheduling.recompute.unrolled_cut import (
+    made_together,
+    unrolled,
+    unrolled_cut,
+    with_layer_inputs,
+)
 
 
 @dataclass(frozen=True)
@@ -125,9 +64,8 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
         pair = unrolled(level.jaxpr, level.shardings)
         if pair is None:
             return
-        price = price_at(config.rate, level.target, config.reductions)
         pair = with_layer_inputs(pair) if config.layer_inputs else pair
-        found = unrolled_cut(pair, price)
+        found = unrolled_cut(pair, config.rate, level.target, config.reductions)
         if found.cost < pair.bytes:
             yield pair, found
 
@@ -279,39 +217,3 @@ class Recomputed(Values):
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
         inner.recompute(eqns)
         self.recomputed |= {v: inner.env[v] for v in made}
-
-
-def made_together(pair: Pair, found: Cut) -> list[tuple[Any, ...]]:
-    """What the backward pass reads and is not kept, by what is made in one go.
-
-    All of a layer, where the inputs of layers are kept: as in `jax.checkpoint` one
-    barrier stands before it. Else arrays between which nothing is kept.
-    """
-    graph = pair.body
-    group_of = _layers(pair) if pair.layer_inputs else _connected(pair, found)
-    groups: dict[int, list[Any]] = {}
-    again = set(found.recomputed)
-    for v in pair.slots.values():
-        i = graph.maker[v]
-        if v not in found.variables and i in again:
-            groups.setdefault(group_of(i), []).append(v)
-    return list(map(tuple, groups.values()))
-
-
-def _layers(pair: Pair) -> Callable[[int], int]:
-    """The number of the layer that an equation is in."""
-    starts = sorted(pair.body.maker[v] for v in pair.layer_inputs)
-    return partial(bisect.bisect_right, starts)
-
-
-def _connected(pair: Pair, found: Cut) -> Callable[[int], int]:
-    """An equation for all that are recomputed and read each other's results."""
-    graph, size = pair.body, pair.inside().bytes_of
-    least = _SMALL * pair.bytes
-    apart = DisjointSet(found.recomputed)
-    for i in found.recomputed:
-        read = (v for v in graph.eqns[i].invars if is_var(v))
-        for v in (v for v in read if size(v) >= least or is_sum(graph, v)):
-            if graph.maker.get(v) in apart and v not in found.variables:
-                apart.merge(i, graph.maker[v])
-    return apart.__getitem__

@@ -57,7 +57,7 @@ class Fronts:
             return best
         # what must save more comes last: the others lower what it has to be below
         for one in sorted(reversed(self.passes), key=lambda one: one.margin):
-            if not one.whole_step and (one is not self._found_by or one.two_forms):
+            if not one.whole_step and one is not self._found_by:
                 best = yield from self._faster(one, best, _MOST - _KEPT)
         for one in self.passes:
             if one.whole_step:
