@@ -29,7 +29,7 @@ from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
 from jaxmem.scheduling.recompute.recompute_residuals import RecomputeResiduals
 from jaxmem.scheduling.recompute.recompute_segments import RecomputeSegments
-from jaxmem.scheduling.recompute.unrolled import RecomputeUnrolled
+from jaxmem.scheduling.recompute.recompute_unrolled import RecomputeUnrolled
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows

@@ -8,8 +8,8 @@ asked for those that would take less time.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
 
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import C, Pass, R
@@ -55,6 +55,11 @@ class Between:
 
 
 Front = Sequence[Candidate]  # by descending bytes and ascending seconds
+
+
+def having(configs: Sequence[Any], front: Front) -> Front:
+    """These candidates, with other configurations besides."""
+    return [replace(one, choice=one.choice.having(*configs)) for one in front]
 
 
 class SearchBound(Protocol):

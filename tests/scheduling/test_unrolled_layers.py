@@ -27,6 +27,7 @@ from jaxmem.scheduling.recompute.unrolled_cut import (
     unrolled_cut,
     with_layer_inputs,
 )
+from jaxmem.scheduling.tiling.tiles import Tiles
 
 LAYERS, ROWS, WIDTH = 3, 64, 128
 RATES = (math.inf, 1e12, 1e-3)
@@ -165,6 +166,17 @@ def test_masks_that_are_kept_are_kept_in_bits():
     assert packed and max(a.size for a in packed) * 8 >= 4096 * 256
     got = jaxprs.evaluate(made.jaxpr, jax.tree.leaves(args))
     np.testing.assert_array_equal(got[0], step(*args))
+
+
+def test_a_tile_makes_its_masks_when_they_are_read():
+    """In the body of a tile, equations of the two passes are in any order."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        step, args = models.gradient(None, models.BERT, layers=3)
+        program = jax.make_jaxpr(step)(*args)
+        unrolled = Recompute(1e12), Unrolled(1e12, True, True)
+        choice = Choice("h100", (Tiles(600 * 2**20), *unrolled))
+        made = rewrite(program, {}, None, choice)
+    assert made.did(Unrolled) and made.did(Tiles)
 
 
 def test_a_softmax_is_repeated_whole():

@@ -1,14 +1,10 @@
 """The pass that recomputes residuals of scans, and the front a search starts from."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
 
-from jaxmem.chips import is_gpu
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling._searched import Front, SearchBound, SearchedStep
-from jaxmem.scheduling.recompute.barriers import Barriers
+from jaxmem.scheduling._searched import Front, SearchedStep, having
 from jaxmem.scheduling.recompute.front import (
     front_with_reductions,
     pareto_front,
@@ -43,15 +39,8 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
             yield from unclear_gains(level, rewrites_of(level, config))
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
-        return _having(base.configs, _front_of(step))
-
-    def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        # of layers outside of loops there are sequences, which may be what the search
-        # starts from, and these
-        if not space_of_step(step).is_unrolled or is_gpu(step.target):
-            return ()
-        asked = step.front[0].choice.configs if step.front else ()
-        return _having([c for c in asked if isinstance(c, Barriers)], _front_of(step))
+        space = space_of_step(step)
+        return () if space.is_unrolled else having(base.configs, pareto_front(space))
 
     def other_form(self, step: SearchedStep) -> Front:
         return front_with_reductions(space_of_step(step))
@@ -63,18 +52,3 @@ class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if not space_at_sight(step.traced).is_unrolled:
             yield step.traced.predicted(step.front[-1].choice), MORE
-
-
-def _front_of(step: SearchedStep) -> Front:
-    space = space_of_step(step)
-    if not space.is_unrolled:
-        return pareto_front(space)
-    # XLA:GPU has one kernel for a whole softmax, its sums included
-    space = replace(space, reductions=is_gpu(step.target))
-    key = "front of unrolled layers", step.named, step.offload
-    return step.traced.known.get(key, (), lambda: pareto_front(space))
-
-
-def _having(configs: Sequence[Any], front: Front) -> Front:
-    """These candidates, with other configurations besides."""
-    return [replace(one, choice=one.choice.having(*configs)) for one in front]

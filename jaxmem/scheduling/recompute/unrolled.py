@@ -8,33 +8,24 @@ What is made of arguments of few bits, such as the quantised weights of a frozen
 is recomputed without a rate too: XLA would keep a wide copy of every layer's weights.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.dequantized import dequantizing, is_few_bits
+from jaxmem.ir import primitives
+from jaxmem.ir.dequantized import is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.scans import barrier, is_mask, is_var
 from jaxmem.scheduling._choice import Rate
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import (
-    Description,
-    RecomputedResidual,
-    recomputed,
-    residual,
-)
+from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pair_rewrite import packed, unpacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.unrolled_cut import (
     made_together,
-    unrolled,
-    unrolled_cut,
-    with_layer_inputs,
 )
 
 
@@ -48,52 +39,6 @@ class Unrolled:
     reductions: bool = False  # as `Recompute.reductions`
     # whether the inputs of layers are kept, whatever the rate (`bottlenecks.py`)
     layer_inputs: bool = False
-
-
-class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
-    """In layers that are written out, values of the forward pass are recomputed."""
-
-    config = Unrolled
-
-    def analyse(self, level: Level, config: Unrolled) -> Iterator[tuple[Pair, Cut]]:
-        if not has_both_passes(level):
-            return
-        if config.rate is None:
-            yield from _of_few_bits(level)
-            return
-        pair = unrolled(level.jaxpr, level.shardings)
-        if pair is None:
-            return
-        pair = with_layer_inputs(pair) if config.layer_inputs else pair
-        found = unrolled_cut(pair, config.rate, level.target, config.reductions)
-        if found.cost < pair.bytes:
-            yield pair, found
-
-    def apply(self, level: Level, rewrite: tuple[Pair, Cut]):
-        run = lambda args: Recomputed.of(*rewrite, args).all_outputs()
-        return jaxprs.retrace(level.jaxpr, run)
-
-    def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
-        pair, found = rewrite
-        eqns = [pair.body.eqns[i] for i in found.recomputed]
-        paid = [(e, 1) for e in eqns if pair.is_paid(e)]
-        return Description(
-            residuals=tuple(_rows_of_few_bits(pair, found)),
-            recomputed=recomputed(paid, target, pair.inside()),
-        )
-
-
-def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
-    """What is kept of arguments of few bits is recomputed, and nothing else."""
-    free = dequantizing(JaxprGraph(level.jaxpr))
-    pair = unrolled(level.jaxpr, level.shardings) if free else None
-    if pair is None:
-        return
-    pair, found = weights_made_by(free, pair)
-    gone = [pair.inside().bytes_of(v) for v in not_kept(pair, found)]
-    # the compiler's order may hold one of them more in the backward pass
-    if sum(gone) > (0 if level.compared else max(gone, default=0)):
-        yield pair, found
 
 
 def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
@@ -114,15 +59,6 @@ def _is_in_product(graph: JaxprGraph, v) -> bool:
 def not_kept(pair: Pair, found: Cut) -> list[Any]:
     """What of the values between the passes is not kept."""
     return [v for v in pair.slots.values() if v not in found.variables]
-
-
-def _rows_of_few_bits(pair: Pair, found: Cut) -> Iterator[RecomputedResidual]:
-    free = dequantizing(pair.body)
-    for v in not_kept(pair, found):
-        i = pair.body.maker[v]
-        if i in free:
-            words = "from arguments of few bits"
-            yield residual(v.aval, pair.body.eqns[i], words, 1, pair.shards(v))
 
 
 def has_both_passes(level: Level) -> bool:
@@ -176,6 +112,7 @@ class Recomputed(Values):
         return unpacked(v, self.bits[v]) if v in self.bits else self._stored(v)
 
     def _stored(self, v):
+        self.read(v)  # in the body of a loop it may come later
         if v in self.bits:
             return self.bits[v]
         return self.recomputed[v] if v in self.recomputed else self.read(v)

@@ -121,7 +121,10 @@ def _in_products(graph: JaxprGraph) -> frozenset[Any]:
 def _source(graph: JaxprGraph, v):
     """What a value is laid out anew from."""
     while (i := graph.maker.get(v)) is not None and primitives.of(graph.eqns[i]).moves:
-        v = graph.eqns[i].invars[0]
+        operand = graph.eqns[i].invars[0]
+        if not is_var(operand):  # a number, broadcast
+            break
+        v = operand
     return v
 
 
