@@ -22,7 +22,7 @@ from jaxmem.scheduling.order.ordered import (
     sequences,
 )
 from jaxmem.scheduling.plan.rows import Description, recomputed
-from jaxmem.scheduling.recompute.barriers import Barriers, RecomputeBehindBarriers
+from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers, barriers_of
 from jaxmem.scheduling.recompute.front import space_at_sight, space_of_step
 from jaxmem.scheduling.recompute.recomputation import MORE
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
@@ -77,9 +77,7 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
         # XLA:GPU fuses most, and a sequence has more barriers than a recomputed layer
         if not (space_of_step(step).is_unrolled and is_gpu(step.target)):
             return ()
-        asked = step.front[0].choice.configs if step.front else ()
-        barriers = (one for one in asked if isinstance(one, Barriers))
-        return _candidates(step, Choice(step.target).having(*barriers))
+        return _candidates(step, Choice(step.target).having(*barriers_of(step)))
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if space_at_sight(step.traced).is_unrolled:

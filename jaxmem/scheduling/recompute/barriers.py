@@ -89,6 +89,12 @@ class RecomputeBehindBarriers(Searched[Barriers, Checkpoints | Casts]):
                 yield enabled
 
 
+def barriers_of(step: SearchedStep) -> list[Barriers]:
+    """What a search starts from, if it asks for these."""
+    asked = step.front[0].choice.configs if step.front else ()
+    return [one for one in asked if isinstance(one, Barriers)]
+
+
 def _is_early(level: Level, eqn) -> bool:
     """Whether XLA may do the recomputation of a checkpoint before it is needed."""
     if not primitives.is_remat(eqn):

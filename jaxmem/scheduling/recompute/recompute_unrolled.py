@@ -22,7 +22,7 @@ from jaxmem.scheduling.plan.rows import (
     recomputed,
     residual,
 )
-from jaxmem.scheduling.recompute.barriers import Barriers
+from jaxmem.scheduling.recompute.barriers import barriers_of
 from jaxmem.scheduling.recompute.front import pareto_front, space_of_step
 from jaxmem.scheduling.recompute.pairs import Cut, Pair
 from jaxmem.scheduling.recompute.unrolled import (
@@ -78,8 +78,7 @@ class RecomputeUnrolled(Searched[Unrolled, tuple[Pair, Cut]]):
         # where a search starts from sequences, these come behind them
         if not space_of_step(step).is_unrolled or is_gpu(step.target):
             return ()
-        asked = step.front[0].choice.configs if step.front else ()
-        return having([c for c in asked if isinstance(c, Barriers)], _front_of(step))
+        return having(barriers_of(step), _front_of(step))
 
     def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
         pair, found = rewrite

@@ -9,7 +9,7 @@ import bisect
 import math
 from collections.abc import Callable, Set
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from scipy.cluster.hierarchy import DisjointSet
@@ -102,6 +102,7 @@ def unrolled_price(
     return own
 
 
+@lru_cache(maxsize=64)  # every candidate of a front asks for it
 def _in_products(graph: JaxprGraph) -> frozenset[Any]:
     """What the forward pass makes and products of the backward one read.
 
