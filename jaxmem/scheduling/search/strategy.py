@@ -53,10 +53,10 @@ class Strategy:
         return self._least() if budget is None else self._within(budget)
 
     def _least(self) -> Search[ReportedTrial]:
-        """What sends no more, and takes no more bytes, than the step as it was given.
+        """What sends and takes no more bytes, and no more time, than the step as given.
 
-        Of that the least bytes times seconds; what recomputes only where it is faster
-        than what does not.
+        Of that the least bytes times seconds (the least bytes, where no seconds are
+        predicted); what recomputes only where it is faster than what does not.
         """
         given, fronts = replace(self._plain, unchanged=True), self._faster()
         free = [self._plain.having(config) for _, config in self._free]
@@ -64,7 +64,9 @@ class Strategy:
         yield from self._compiled([self._plain, *free, *firsts, given])
         faster = [*firsts, *(yield from self._second(fronts))]
         tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
-        plain = yield from self._settled(next(t for t in tried if t.choice == given))
+        own = next(t for t in tried if t.choice == given)
+        tried = [t for t in tried if not self._is_slower(t, own)]
+        plain = yield from self._settled(own)
         first = next(t for t in tried if t.choice not in faster)
         for one in tried:
             if one.choice in faster and best_of([first, one]) is first:
@@ -73,6 +75,11 @@ class Strategy:
             if found.peak <= plain.peak and found.sent_bytes <= plain.sent_bytes:
                 return found
         return plain
+
+    def _is_slower(self, one: ReportedTrial, given: ReportedTrial) -> bool:
+        if one.step_seconds is None or given.step_seconds is None:
+            return False
+        return one.step_seconds > given.step_seconds + self.step.traced.slack()
 
     def _within(self, budget: int) -> Search[ReportedTrial]:
         """What fits once it is compiled to the end."""
