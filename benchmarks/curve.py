@@ -34,8 +34,9 @@ from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.order.ordered import sequences
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.predict.prediction import predicted
-from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.recompute_segments import in_segments
+from jaxmem.scheduling.recompute.space import lists_in, scans_in, space_of
 
 CHIP = rates_of(TARGET)
 BATCH = 32

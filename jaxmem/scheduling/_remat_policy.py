@@ -11,10 +11,10 @@ from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
 from jaxmem.scheduling._scheduled import Scheduled
-from jaxmem.scheduling.recompute.front import scans_in
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Pair, cut_by_names, named
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import scans_in
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Searched(Pass[C, R]):
     # of the step's own seconds, that its candidates must save to be taken for others
     margin: ClassVar[float] = 0.0
     # how many of the last candidates that it is in may be the least once compiled
-    last: ClassVar[float] = 1
+    last: ClassVar[int] = 1
 
     def free(self, step: SearchedStep) -> Iterator[C]:
         """Configurations that cost no time, and may take fewer bytes."""
@@ -155,10 +155,6 @@ class Searched(Pass[C, R]):
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         """Choices that take fewer bytes than those of `step.front`, or less time."""
         return ()
-
-    def uncertain(self, config: C) -> float:
-        """How many of the last candidates may be the least; `config`: of the last."""
-        return 1 if config == self.config() else self.last
 
     def refined(self, step: SearchedStep, front: Front) -> Front:
         """A front of another pass, together with what this one makes of it."""

@@ -10,8 +10,9 @@ from jaxmem.ir.scans import size_of, ys_of
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import in_some_layers
-from jaxmem.scheduling.recompute.front import pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import scans_in, space_of
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
 L, ROWS, WIDTH = 3, 64, 16

@@ -24,10 +24,10 @@ from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
 from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling.order.ordered import OperationOrder, sequences
-from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.first_layers import FirstLayers, in_some_layers
-from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import lists_in, scans_in, space_of
 from jaxmem.scheduling.recompute.unrolled import Unrolled
 from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.driver import Driver
@@ -476,52 +476,6 @@ def test_candidates_that_are_off_as_their_like_are_not_compiled():
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the least is 600 B"):
         Fake(CANDIDATES, 24).search(400)
-
-
-class Sequences:
-    """A compiler of sequences, some of which take more than is predicted."""
-
-    def __init__(self, can_shrink_first=False):
-        predicted = [10_000, *range(3000, 900, -100)]
-        self.can_shrink_first = can_shrink_first
-        self.candidates = [
-            Candidate(
-                Choice(configs=(OperationOrder(sequence=(0,) * bool(i) + (i,)),)),
-                size,
-                float(i),
-            )
-            for i, size in enumerate(predicted)
-        ]
-        self.compiled = []
-
-    def __call__(self, choice):
-        """Below 1500 too much is recomputed at once: least at 1600, of 2100."""
-        self.compiled.append(choice)
-        sizes = {c.choice.get(OperationOrder): c.bytes for c in self.candidates}
-        size = sizes[choice.get(OperationOrder)]
-        peak = size + 500 if size >= 1500 else 5000 - size
-        peak += 0 if size == 1600 or size == 10_000 else 200
-        return report_of(peak)
-
-    def search(self, budget):
-        first = self.candidates[0]
-        done = trial_of(first.choice, self(first.choice))
-        free = ShrinkFirst(enabled=True) if self.can_shrink_first else None
-        more = {"tried": [done], "free": free, "uncertain": math.inf}
-        return answered(BudgetSearch(self.candidates, budget, **more), self, [done])
-
-
-@pytest.mark.parametrize("can_shrink_first", [False, True])
-def test_the_least_does_not_depend_on_the_budget(can_shrink_first):
-    found = []
-    for budget in (10, 500, 1000, 1500, 2000, 2099):
-        fake = Sequences(can_shrink_first)
-        with pytest.raises(BudgetError) as error:
-            fake.search(budget)
-        assert len(set(fake.compiled)) == len(fake.compiled)
-        found.append(error.value.least)
-    assert found == [2100] * 6
-    assert Sequences(can_shrink_first).search(2100).peak == 2100
 
 
 def test_nothing_to_compute_again():

@@ -11,8 +11,9 @@ from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
-from jaxmem.scheduling.recompute.front import lists_in, pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import lists_in, scans_in, space_of
 from tests.scheduling.test_budget import close
 from tests.sets import some_fast
 

@@ -19,8 +19,9 @@ from jaxmem.optim import LowBit, abstract_state, adam, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
-from jaxmem.scheduling.recompute.front import pareto_front, scans_in, space_in, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import scans_in, space_in, space_of
 from tests.memory.test_estimate import needs_h100
 from tests.memory.test_wrong_slices import offloaded
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten

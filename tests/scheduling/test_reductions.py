@@ -12,14 +12,10 @@ from jaxmem.ir.shards import of_shardings
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
-from jaxmem.scheduling.recompute.front import (
-    front_with_reductions,
-    pareto_front,
-    scans_in,
-    space_of,
-)
+from jaxmem.scheduling.recompute.front import front_with_reductions, pareto_front
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import scans_in, space_of
 from jaxmem.scheduling.search.driver import Driver
 from jaxmem.scheduling.search.result import ReportedTrial
 from tests.scheduling.test_budget import close

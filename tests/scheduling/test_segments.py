@@ -16,12 +16,13 @@ from jaxmem.ir.graph import by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
-from jaxmem.scheduling.recompute.front import pareto_front, scans_in, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.pairs import cut, pairs
 from jaxmem.scheduling.recompute.recompute_segments import in_segments
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import of_every_size
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
+from jaxmem.scheduling.recompute.space import scans_in, space_of
 from tests.scheduling.problem import array, assert_close
 from tests.scheduling.test_scan_residuals import scans
 from tests.sets import some_fast

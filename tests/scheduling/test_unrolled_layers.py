@@ -18,8 +18,9 @@ from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.reductions import with_reductions
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
-from jaxmem.scheduling.recompute.front import pareto_front, space_of
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import space_of
 from jaxmem.scheduling.recompute.unrolled import Unrolled
 from jaxmem.scheduling.recompute.unrolled_cut import (
     made_together,

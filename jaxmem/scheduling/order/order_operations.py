@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jaxmem.chips import is_gpu
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import (
@@ -23,8 +22,8 @@ from jaxmem.scheduling.order.ordered import (
 )
 from jaxmem.scheduling.plan.rows import Description, recomputed
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers, barriers_of
-from jaxmem.scheduling.recompute.front import space_at_sight, space_of_step
 from jaxmem.scheduling.recompute.recomputation import MORE
+from jaxmem.scheduling.recompute.space import space_at_sight, space_of_step
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 
 # Of a peak: an order that is predicted above it saves less than its barriers may cost.
@@ -70,12 +69,12 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
         return there + least > OFF * step.limit and least > _ALIKE * peak
 
     def front(self, step: SearchedStep, base: Choice) -> Front:
-        first = space_of_step(step).is_unrolled and not is_gpu(step.target)
+        space = space_of_step(step)
+        first = space.is_unrolled and not space.before_sequences
         return _candidates(step, base) if first else ()
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        # XLA:GPU fuses most, and a sequence has more barriers than a recomputed layer
-        if not (space_of_step(step).is_unrolled and is_gpu(step.target)):
+        if not space_of_step(step).before_sequences:
             return ()
         return _candidates(step, Choice(step.target).having(*barriers_of(step)))
 

@@ -17,7 +17,7 @@ from jaxmem.memory import format_bytes
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling.order.updates import Update, updates_of
 from jaxmem.scheduling.plan.fingerprint import fingerprint
-from jaxmem.scheduling.recompute.front import scans_in
+from jaxmem.scheduling.recompute.space import scans_in
 
 _NOT_OPENED = (Kind.JIT, Kind.BRANCH, Kind.SOLVE)
 

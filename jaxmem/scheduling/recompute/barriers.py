@@ -24,8 +24,8 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.pairs import Cut, Pair
+from jaxmem.scheduling.recompute.space import space_of_step
 from jaxmem.scheduling.recompute.unrolled import (
     Recomputed,
     has_both_passes,

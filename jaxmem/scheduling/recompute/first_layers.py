@@ -30,7 +30,6 @@ from jaxmem.scheduling._choice import Choice, Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
-from jaxmem.scheduling.recompute.front import space_of_step
 from jaxmem.scheduling.recompute.minimum_cut import (
     ShardedPrice,
     least,
@@ -56,6 +55,7 @@ from jaxmem.scheduling.recompute.residuals import (
     rewrite_of,
 )
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
+from jaxmem.scheduling.recompute.space import space_of_step
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 

@@ -5,12 +5,7 @@ from collections.abc import Iterator
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Front, SearchedStep, having
-from jaxmem.scheduling.recompute.front import (
-    front_with_reductions,
-    pareto_front,
-    space_at_sight,
-    space_of_step,
-)
+from jaxmem.scheduling.recompute.front import front_with_reductions, pareto_front
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
 from jaxmem.scheduling.recompute.recomputation import MORE, Recomputation
 from jaxmem.scheduling.recompute.residuals import (
@@ -20,6 +15,7 @@ from jaxmem.scheduling.recompute.residuals import (
     unclear_gains,
     with_recomputation,
 )
+from jaxmem.scheduling.recompute.space import space_at_sight, space_of_step
 
 
 class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):

@@ -22,18 +22,14 @@ from jaxmem.scheduling._searched import (
     SearchedStep,
     descending,
 )
-from jaxmem.scheduling.recompute.front import (
-    SearchSpace,
-    all_kept,
-    space_at_sight,
-    space_of_step,
-)
+from jaxmem.scheduling.recompute.front import all_kept
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.recomputation import MORE, Recomputation
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import Segments, of_every_size, segmented
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments, with_segments
+from jaxmem.scheduling.recompute.space import SearchSpace, space_at_sight, space_of_step
 
 
 class RecomputeSegments(Recomputation[InSegments, Segments]):

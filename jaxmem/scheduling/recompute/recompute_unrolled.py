@@ -23,8 +23,9 @@ from jaxmem.scheduling.plan.rows import (
     residual,
 )
 from jaxmem.scheduling.recompute.barriers import barriers_of
-from jaxmem.scheduling.recompute.front import pareto_front, space_of_step
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.pairs import Cut, Pair
+from jaxmem.scheduling.recompute.space import space_of_step
 from jaxmem.scheduling.recompute.unrolled import (
     Recomputed,
     Unrolled,
@@ -64,7 +65,7 @@ class RecomputeUnrolled(Searched[Unrolled, tuple[Pair, Cut]]):
 
     def free(self, step: SearchedStep) -> Iterator[Unrolled]:
         # what reads less of what it makes anyway; XLA:GPU makes more of that
-        if is_gpu(step.target) and space_of_step(step).is_unrolled:
+        if space_of_step(step).before_sequences:
             yield _front_of(step)[0].choice.get(Unrolled)
 
     def is_vain(self, step: SearchedStep) -> bool:
@@ -75,8 +76,9 @@ class RecomputeUnrolled(Searched[Unrolled, tuple[Pair, Cut]]):
         return having(base.configs, _front_of(step)) if unrolled else ()
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
+        space = space_of_step(step)
         # where a search starts from sequences, these come behind them
-        if not space_of_step(step).is_unrolled or is_gpu(step.target):
+        if not space.is_unrolled or space.before_sequences:
             return ()
         return having(barriers_of(step), _front_of(step))
 

@@ -27,9 +27,6 @@ _BETTER = 6
 # Of the budget: what fits and leaves more of it shows that predictions are off. Without
 # that, 34 % of Llama was recomputed in 8,406 MiB, where a candidate with 11 % fits.
 _CLOSE = 0.97
-# Of the least peak, by which those differ that are compiled to find it: as little as
-# the seconds (`ENOUGH`) that are not worth another compile.
-_STEP = 0.01
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,7 @@ class BudgetSearch:
       most: compiles, once something has been found to fit.
       free: a configuration that recomputes nothing, and may help where nothing fits. It
         is not free of time: barriers that order a layer keep XLA from fusing.
-      uncertain: how many of the last candidates may be the least, once compiled;
-        infinity if any may.
+      uncertain: how many of the last candidates may be the least, once compiled.
       between: what lies between two candidates, if anything.
     """
 
@@ -57,7 +53,7 @@ class BudgetSearch:
     slack: float = 0.0
     most: float = math.inf
     free: Any = None
-    uncertain: float = 1
+    uncertain: int = 1
     between: Callable[[Candidate, Candidate], Between | None] = lambda *ends: None
 
     def search(self) -> Search[ReportedTrial]:
@@ -136,25 +132,9 @@ class _BudgetRun:
     def _explore(self) -> Search[None]:
         """Compiles what may have the least peak, whatever the budget is."""
         every = range(len(self.asked.candidates))
-        if math.isinf(self.asked.uncertain):
-            yield from self._may_be_least(every)
-        elif self.asked.uncertain > 1:
-            for i in reversed(every[-int(self.asked.uncertain) :]):
+        if self.asked.uncertain > 1:
+            for i in reversed(every[-self.asked.uncertain :]):
                 yield from self._either(i)
-
-    def _may_be_least(self, every: range) -> Search[None]:
-        # A sequence can take more than predicted: then one of which more was predicted
-        # may take less. Looked at are, from the least on, all that would be below the
-        # best if what they take above their prediction is the least that was seen. None
-        # of this depends on the budget, and so the least does not.
-        first = yield from self._peak(0)
-        seen, last = Peaks(self.asked.candidates, 0, {0: first}), -math.inf
-        for i in reversed(every):
-            size, best = self.asked.candidates[i].bytes, min(seen.known.values())
-            if seen.lowest(i) >= best:
-                break
-            if size - last >= _STEP * best:
-                seen.known[i], last = (yield from self._either(i)), size
 
     def _either(self, i: int) -> Search[float]:
         """The compiled peak, with what costs nothing or without; for any budget."""

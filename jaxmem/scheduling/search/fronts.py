@@ -124,7 +124,7 @@ class Fronts:
             yield None, self.step.front
         for one in self.passes:
             front = one.candidates(self.step, self._bound(self.trials.limit))
-            if one.in_parts and any(_asks(one, c) for c in front):
+            if one.in_parts and any(_asks(one, c.choice) for c in front):
                 self._refining.append(one)
                 self.step = replace(self.step, refined=self._refined)
             yield one, front
@@ -172,10 +172,10 @@ class Fronts:
             front = one.refined(self.step, front)
         return front
 
-    def _uncertain(self, choice: Choice) -> float:
+    def _uncertain(self, choice: Choice) -> int:
         """How many of the last candidates may be the least, by the last of them."""
-        numbers = (one.uncertain(choice.get(one.config)) for one in self.passes)
-        return max(numbers, default=1)
+        asked = (one.last for one in self.passes if _asks(one, choice))
+        return max(asked, default=1)
 
     def _between(self, rich: Candidate, poor: Candidate) -> Between | None:
         found = (one.between(self.step, rich, poor) for one in self.passes)
@@ -187,5 +187,6 @@ def _kinds(front: Front) -> set[type]:
     return {type(config) for one in front for config in one.choice.configs}
 
 
-def _asks(one: Searched, candidate: Candidate) -> bool:
-    return candidate.choice.get(one.config) != one.config()
+def _asks(one: Searched, choice: Choice) -> bool:
+    """Whether a choice asks a pass for something."""
+    return choice.get(one.config) != one.config()

@@ -57,9 +57,3 @@ class Peaks:
             return float(np.interp(self.candidates[i].bytes, kept, peaks))
         near = max(known) if poor is None else poor
         return self.known[near] + self.candidates[i].bytes - self.candidates[near].bytes
-
-    def lowest(self, i: int) -> float:
-        """Of a candidate that takes above its prediction the least that one took."""
-        known = self.known.items()
-        above = (peak - self.candidates[k].bytes for k, peak in known)
-        return self.candidates[i].bytes + min(filter(math.isfinite, above), default=0.0)

@@ -17,7 +17,8 @@ import numpy as np
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Candidate
-from jaxmem.scheduling.recompute.front import pareto_front, space_at_sight
+from jaxmem.scheduling.recompute.front import pareto_front
+from jaxmem.scheduling.recompute.space import space_at_sight
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_row import row_of
