@@ -33,7 +33,7 @@ from benchmarks.budget import AXES, panel
 from benchmarks.models import named, unrolled, wrapped
 from benchmarks.models.transformers import LlamaLayer, StackConfig
 from benchmarks.models.zoo_transformers import OneHotMixtralLayer
-from jaxmem.scheduling import BudgetError
+from jaxmem.scheduling import BudgetError, Plan
 
 LARGE = {
     "Llama-7B blocks, fused, 1 x 4096": (
@@ -122,7 +122,9 @@ def taken(name: str, policy: str) -> tuple[float, float]:
 
 
 @functools.cache
-def plan_in(name: str, room: float | None, offload: bool = False):
+def plan_in(
+    name: str, room: float | None, offload: bool = False, target: str = TARGET
+) -> Plan | str:
     """The plan of the unmodified model in so many MiB of temporaries; None: no budget.
 
     Or that there is none.
@@ -130,9 +132,9 @@ def plan_in(name: str, room: float | None, offload: bool = False):
     step, args = MODELS[name].under("plain")
     budget = None
     if room is not None:
-        plain = jaxmem.estimate(step, *args, target=TARGET)
+        plain = jaxmem.estimate(step, *args, target=target)
         budget = peak_with(plain, room)
-    how = {"target": TARGET, "donate_argnums": (), "offload": offload}
+    how = {"target": target, "donate_argnums": (), "offload": offload}
     scheduled = jaxmem.schedule(step, budget, **how)
     try:
         return scheduled.plan(*args)

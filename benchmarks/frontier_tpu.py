@@ -1,0 +1,99 @@
+"""Milliseconds over MiB on a TPU v5e, timed by the compiler's own cycles.
+
+    python -m benchmarks.frontier_tpu
+    python -m benchmarks.frontier_tpu ViT saveable   # rows that have both; others stay
+
+Six of the models of `benchmarks.frontier`, JAX's policies, and `schedule` in as many
+bytes. The search goes by our predicted seconds; what it hands out, and each policy, is
+compiled to the end, and timed by the cycles that libtpu writes into the module
+(`benchmarks.time`; it writes none for asynchronous copies).
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+
+import jaxmem
+from benchmarks._common import MIB, publish_some
+from benchmarks.blocks import POLICIES
+from benchmarks.frontier import COLUMNS as OF_GPU
+from benchmarks.frontier import MODELS, WITHOUT, plan_in
+from benchmarks.readings.xla_costs import Costed
+from benchmarks.time import estimated
+from benchmarks.tpu_cycles import compiled_text
+from jaxmem.chips import compiler_folders
+from jaxmem.memory import DoesNotFit
+
+CHIP = "tpu-v5e"
+CHOSEN = (
+    "BERT-Large, 8 x 512",
+    "GPT-2 medium, 4 x 1024",
+    "ViT-L, 16 x 256",
+    "Llama-1B blocks, 2 x 2048",
+    "ResNet-50, 128 x 224 x 224",
+    "LSTM, 4,096 steps of 64 x 512",
+)
+NO_FIT = "does not fit"
+COLUMNS = tuple(name.replace("predicted ms", "ms by cycles") for name in OF_GPU)
+
+
+def milliseconds(step: Callable, args: tuple) -> float:
+    """By the compiler's cycles."""
+    return estimated(Costed(CHIP, "", compiled_text(step, args, CHIP)))[0]
+
+
+@functools.cache
+def taken(name: str, policy: str) -> tuple[float, float] | None:
+    """(MiB of temporaries, ms) under a policy; None where it does not fit the chip."""
+    step, args = MODELS[name].under(policy)
+    try:
+        report = jaxmem.estimate(step, *args, target=CHIP)
+    except DoesNotFit:
+        return None
+    return report.temp_bytes / MIB, milliseconds(step, args)
+
+
+def of_plan(name: str, room: float | None) -> tuple:
+    """(MiB, ms, compiles, seconds) of `schedule`, or what there is to say instead."""
+    plan = plan_in(name, room, target=CHIP)
+    if isinstance(plan, str):
+        return plan, "", "", ""
+    step, args = MODELS[name].under("plain")
+    scheduled = jaxmem.schedule(step, plan=plan, donate_argnums=())
+    report = plan.scheduled
+    about = len(plan.tried), plan.planning_seconds
+    return report.temp_bytes / MIB, milliseconds(scheduled, args), *about
+
+
+def row(name: str, policy: str) -> tuple:
+    """A policy, and ours in its bytes; without a budget beside the fastest policy."""
+    if policy == WITHOUT:
+        found = [taken(name, one) for one in POLICIES]
+        theirs = min((one for one in found if one), key=lambda one: one[1])
+        room = None
+    else:
+        theirs = taken(name, policy)
+        if theirs is None:
+            return NO_FIT, *[""] * 6
+        room = float(round(theirs[0]))
+    size, ms, *about = of_plan(name, room)
+    ratio = f"{ms / theirs[1]:.3f}" if ms else ""
+    return (*theirs, size, ms, ratio, *about)
+
+
+def measures() -> dict[tuple[str, str], Callable[[], tuple]]:
+    """The first cells of the rows -> what measures the rest."""
+    return {
+        (name, policy): functools.partial(row, name, policy)
+        for name in CHOSEN
+        for policy in (*POLICIES, WITHOUT)
+    }
+
+
+def main() -> None:
+    publish_some("frontier_tpu", COLUMNS, measures(), sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.path[:0] = compiler_folders()
+    main()
