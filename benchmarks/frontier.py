@@ -5,8 +5,9 @@
     python -m benchmarks.frontier --pictures      # the pictures alone
 
 Loss gradients on an H100: stacks of layers, scanned and unmodified (`STACKS`, `FUSED`
-and `LARGE`), the models of `benchmarks.models.wrapped`, and two with unrolled layers
-(`benchmarks.models.unrolled`). The policies are JAX's, for each layer, block or step of
+and `LARGE`), the models of `benchmarks.models.wrapped`, and some with unrolled layers
+(`benchmarks.models.unrolled`; two of tunix, for which the extra `foreign` has to be
+installed). The policies are JAX's, for each layer, block or step of
 time. Stacks have those of MaxText by name as well (`benchmarks.models.named`), and
 `nn.remat` of every second layer; the LSTM has `nothing_saveable` for many steps at a
 time. Beside a policy that sends arrays to the host's memory `schedule` may, too
@@ -58,6 +59,9 @@ NETS = {
 }
 CHUNK = 64  # of the LSTM's steps; the square root of their number
 IN_CHUNKS = f"nothing_saveable, {CHUNK} steps at a time"
+# tunix's own `remat_config`: attention and MLP apart, or a layer as a whole
+OF_TUNIX = {f"remat_config={word}": word for word in ("BLOCK", "DECODER")}
+TUNIX = {"Qwen3 of tunix, 2 x 2048": "qwen3", "Gemma of tunix, 2 x 2048": "gemma"}
 EVERY_SECOND, WITHOUT = "nn.remat, every second layer", "no budget"
 COLUMNS = (
     *("model", "policy", "temp MiB", "predicted ms"),
@@ -103,6 +107,13 @@ def lstm_under(policy: str):
     return wrapped.lstm(rule, chunk=CHUNK if policy == IN_CHUNKS else 1)
 
 
+def tunix_under(family: str, policy: str):
+    """One of `TUNIX`, under a choice of the library that it is from."""
+    from benchmarks.models.foreign_tunix import FAMILIES  # the extra `foreign` has it
+
+    return FAMILIES[family].gradient(OF_TUNIX.get(policy, "NONE"))
+
+
 OF_STACKS = (*POLICIES, EVERY_SECOND, *named.POLICIES)
 MODELS = {
     name: Model(OF_STACKS, functools.partial(stack_under, name))
@@ -110,6 +121,10 @@ MODELS = {
 } | {
     name: Model((*POLICIES,), functools.partial(net_under, make))
     for name, make in NETS.items()
+}
+MODELS |= {
+    name: Model(("plain", *OF_TUNIX), functools.partial(tunix_under, family))
+    for name, family in TUNIX.items()
 }
 MODELS["LSTM, 4,096 steps of 64 x 512"] = Model((*POLICIES, IN_CHUNKS), lstm_under)
 

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 import jaxmem
 from benchmarks.models.foreign import Model, Size, cross_entropy, tokens
+
+# As Qwen3-1.7B; few of its layers, and of its words, so that layers take most bytes.
+WIDE = Size(4, 2048, 16, 2048, 2, 32_768, 0, jnp.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,22 @@ class Family:
     model: str
     options: Callable[[Size, Any], dict[str, Any]]
 
-    def make(self, size: Size) -> nnx.Module:
+    def make(self, size: Size, remat: str = "NONE") -> nnx.Module:
+        """The model; `remat`: a name of its `RematConfig`."""
         with warnings.catch_warnings():  # it uses names that jax and flax deprecate
             warnings.simplefilter("ignore", DeprecationWarning)
             home = importlib.import_module(f"tunix.models.{self.module}.model")
-            config = home.ModelConfig(**self.options(size, home))
+            own = {"remat_config": home.RematConfig[remat]}
+            config = home.ModelConfig(**self.options(size, home), **own)
             return getattr(home, self.model)(config, rngs=nnx.Rngs(params=0))
+
+    def gradient(self, remat: str) -> tuple[Callable, tuple]:
+        """A loss gradient of layers of a usual width, and its arguments."""
+        model = nnx.eval_shape(lambda: self.make(WIDE, remat))
+        params = nnx.split(model, nnx.Param)[1]
+        loss = lambda params, batch: _loss(model)(params, {}, batch, None)[0]
+        batch = {k: jax.ShapeDtypeStruct(*_about(v)) for k, v in _inputs(WIDE).items()}
+        return jax.grad(loss), (params, batch)
 
     def build(self, size: Size) -> Model:
         """The model as a function of its parameters, split off once."""
@@ -41,6 +55,10 @@ class Family:
         # the weights are those of the seed above, whatever the key
         init = lambda key: (nnx.split(self.make(size), nnx.Param)[1], {})
         return Model(init, _loss(plain), _loss(lean), report, inputs)
+
+
+def _about(x: np.ndarray) -> tuple:
+    return x.shape, x.dtype
 
 
 def _loss(model: nnx.Module):
