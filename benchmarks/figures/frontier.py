@@ -91,6 +91,17 @@ def offload() -> str:
     return table(head, [[r["model"], f"`{r['policy']}`", *cells(r)] for r in found])
 
 
+@figures("frontier, tpu")
+def on_tpu() -> str:
+    """A line for each model and policy that fits the chip."""
+    sizes = {"temp MiB": ",.0f", "ms by cycles": ",.1f"}
+    both = lambda r, of="": with_older(r, r, {f"{of}{c}": f for c, f in sizes.items()})
+    head = "model", "policy", "the policy: MiB / ms", "`schedule`", "ratio"
+    found = [r for r in rows("frontier_tpu") if r["ratio"] and r["policy"] != PLAIN]
+    cells = lambda r: [both(r), both(r, "schedule: "), r["ratio"]]
+    return table(head, [[r["model"], f"`{r['policy']}`", *cells(r)] for r in found])
+
+
 figures("frontier, written out")(lambda: _summary("written out"))
 figures("frontier, fused")(lambda: _summary("fused"))
 figures("frontier, blocks")(lambda: _summary("blocks"))

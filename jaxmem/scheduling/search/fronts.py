@@ -23,7 +23,7 @@ from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
 # Compiles for one budget, once something fits: what users wait for, and no measurement.
-_MOST = 12
+_MOST = 8
 _KEPT = 2  # of them are kept for passes that change the whole step
 
 
