@@ -30,7 +30,7 @@ CHOSEN = (
     "GPT-2 medium, 4 x 1024",
     "ViT-L, 16 x 256",
     "Llama-1B blocks, 2 x 2048",
-    "ResNet-50, 128 x 224 x 224",
+    "graph network, 400,000 edges",
     "LSTM, 4,096 steps of 64 x 512",
 )
 NO_FIT = "does not fit"
