@@ -112,7 +112,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "not_donated": lambda: of_module(Perceptron(), FEW, ADAM, donated=()),
     "head": head,
 }
-EXAMPLES = ("lint", "advise")
+EXAMPLES = ("lint", "advise", "explain")
 
 
 @functools.cache

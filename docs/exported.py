@@ -15,6 +15,7 @@ PACKAGES = (
     "jaxmem.auditing",
     "jaxmem.checking",
     "jaxmem.demo",
+    "jaxmem.explaining",
     "jaxmem.freezing",
     "jaxmem.linting",
     "jaxmem.memory",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxmem import auditing as auditing
     from jaxmem import checking as checking
     from jaxmem import demo as demo
+    from jaxmem import explaining as explaining
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
     from jaxmem import memory as memory
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from jaxmem.advising import advise as advise
     from jaxmem.auditing import audit as audit
     from jaxmem.checking import check as check
+    from jaxmem.explaining import explain as explain
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.linting import lint as lint
@@ -55,6 +57,7 @@ _HOME = {
     "best_batch": "jaxmem.memory",
     "check": "jaxmem.checking",
     "estimate": "jaxmem.memory",
+    "explain": "jaxmem.explaining",
     "ledger": "jaxmem.optim",
     "lint": "jaxmem.linting",
     "max_batch": "jaxmem.memory",
@@ -75,6 +78,7 @@ _SUBPACKAGES = (
     "auditing",
     "checking",
     "demo",
+    "explaining",
     "freezing",
     "linting",
     "memory",

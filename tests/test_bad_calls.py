@@ -102,6 +102,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 )
 # What the search and the benchmarks ask of an audit that is made already
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()
+# What `explain` returns, and what its command asks first
+WITHOUT_ARGUMENTS_OF_ITS_OWN += "Explanation LargeBuffer LineToWrite has_error".split()
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}
 AS_IN_FLAX |= {name.replace("linen", "nnx") for name in AS_IN_FLAX}

@@ -66,6 +66,7 @@ ALLOWED = {
         *("_bytes", "_module_path", "_progress", "accumulate", "chips", "frameworks"),
         *("ir", "memory", "nn", "optim", "pages", "rewriting", "scheduling"),
     },
+    "explaining": {"_bytes", "_module_path", "chips", "memory", "pages"},
     "demo": {
         *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),
         "scheduling",
@@ -76,6 +77,7 @@ ALLOWED = {
             "checking",
             "chips",
             "demo",
+            "explaining",
             "frameworks",
             "linting",
             "memory",
@@ -255,6 +257,7 @@ def _exported():
         *(
             "accumulate",
             "checking",
+            "explaining",
             "freezing",
             "linting",
             "memory",

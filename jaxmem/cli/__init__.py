@@ -9,6 +9,7 @@ from jaxmem.cli._audit import audit
 from jaxmem.cli._check import check
 from jaxmem.cli._demo import demo
 from jaxmem.cli._estimate import estimate
+from jaxmem.cli._explain import explain
 from jaxmem.cli._layout import layout
 from jaxmem.cli._ledger import ledger
 from jaxmem.cli._lint import lint
@@ -26,6 +27,7 @@ register(advise, "advise")
 register(lint, "lint")
 register(audit, "audit")
 register(check, "check")
+register(explain, "explain")
 register(ledger, "ledger")
 register(targets, "targets")
 register(demo, "demo")

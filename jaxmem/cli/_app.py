@@ -19,7 +19,7 @@ EXIT_CODES = {
     0: "it fits, or there was nothing to fit",
     DOES_NOT_FIT: "it does not fit: a limit, a budget, the memory of the chip; for "
     "`lint`, there is a finding as severe as `--fail-on`; for `audit`, there is one; "
-    "for `check`, a result differs",
+    "for `check`, a result differs; for `explain`, the log has no such error",
     WRONG_USE: "wrong use: an unknown option or chip, a name that is not there, a "
     "value that is not allowed",
     FAILED: "something could not be imported, traced, compiled, installed or written",

@@ -170,10 +170,11 @@ def _check_places(
         raise typer.BadParameter(f"--donate, --static: {error}") from error
 
 
-def check_target(name: Any) -> None:
+def check_target(name: Any, to_compile: bool = True) -> None:
     """An unknown chip is wrong use; one without a compiler is a failure, or is asked.
 
-    In a terminal the compiler is installed if the user wants it.
+    In a terminal the compiler is installed if the user wants it. A chip that nothing is
+    compiled for needs none.
     """
     from jaxmem.chips import InstallError, get_target, install_compilers
 
@@ -181,7 +182,7 @@ def check_target(name: Any) -> None:
         target = get_target(name, check=False)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if target.available:
+    if target.available or not to_compile:
         return
     if is_interactive():
         typer.echo(f"cannot compile for {target.name} here: {target.why_not}", err=True)

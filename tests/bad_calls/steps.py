@@ -1,5 +1,7 @@
 """What takes a train step or makes one."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -43,6 +45,7 @@ PLACES = {
 BATCH = ones((4, 3))
 ARRAYS = ones((3, 3)), BATCH
 GIB = "1GiB"
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9.00GiB."
 
 
 def loss(params, batch, rng):
@@ -95,6 +98,10 @@ CALLS = [
     }, unchecked=True),
     Call("lint", lambda step, **kw: jaxmem.lint(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
+    }),
+    Call("explain", jaxmem.explain, {"error": OUT_OF_MEMORY}, {
+        "error": (None, 3, [], "", "Loss: nan", pathlib.Path("no_such.log")),
+        "step": FUNCTION_OR_NONE, "target": TARGET,
     }),
     Call("audit", lambda step, **kw: jaxmem.audit(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),

@@ -22,9 +22,10 @@ from tests.cli.invoking import invoke
 
 GIB = 2**30
 COMMANDS = [
-    *"estimate residuals max-batch plan advise lint audit check".split(),
+    *"estimate residuals max-batch plan advise lint audit check explain".split(),
     *"ledger targets demo layout".split(),
 ]
+OUT_OF_MEMORY = "Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm."
 BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
 
 
@@ -161,6 +162,21 @@ CASES = [
     ("check user_steps:step user_steps:step --static weights", 2, "'weights'"),
     ("check user_steps:step user_steps:step --script script.txt", 2, ".py"),
     ("check user_steps:not_traceable user_steps:step", 3, "TracerBool"),
+    ("explain oom.log", 0, "true peak"),
+    ("explain oom.log --target l4 --step user_steps:step", 3, "targets --install gpu"),
+    ("explain oom.log --step user_steps:not_traceable", 3, "cannot be traced"),
+    ("explain oom.log --step user_broken:step", 3, "no_such_library"),
+    ("explain oom.log --step nothing", 2, "expected MODULE:FUNCTION"),
+    ("explain oom.log --step user_steps:step --args nothing", 2, "no function"),
+    ("explain oom.log --step user_steps:sized_step --batch 0", 2, "--batch"),
+    ("explain oom.log --step user_steps:step --donate weights", 2, "'weights'"),
+    ("explain oom.log --step user_steps:step --static weights", 2, "'weights'"),
+    ("explain oom.log --step user_steps:step --timeout inf", 2, "seconds"),
+    ("explain oom.log --donate 0", 2, "--donate needs a --step"),
+    ("explain oom.log --target h1000", 2, "unknown target"),
+    ("explain missing.log", 2, "no file missing.log"),
+    ("explain .", 3, "cannot be read"),
+    ("explain user_steps.py", 1, "no error of memory"),
     ("ledger user_steps:params_and_tx", 0, "moments"),
     ("ledger user_steps:tx --args params --max 1MiB", 0, "within --max: a device"),
     ("ledger user_linen:step", 0, "ScaleByAdamState.mu"),
@@ -208,6 +224,7 @@ CASES = [
 @pytest.mark.parametrize("line, code, words", CASES, ids=[c[0] for c in CASES])
 def test_exit_codes(steps, monkeypatch, line, code, words):
     (steps / "buffers.csv").write_text(BUFFERS)
+    (steps / "oom.log").write_text(OUT_OF_MEMORY)
     (steps / "empty.csv").write_text("id,lower,upper,size\n")
     write_buffers(steps / "hard.csv", guillotine(150, 100, 1000, seed=0))
     with (steps / "user_steps.py").open("a") as file:
@@ -262,7 +279,7 @@ def _options():
 
 OPTIONS = list(_options())
 WRITTEN = "--json --html --plot --output --out --script".split()
-REQUIRED = {"targets": "", "demo": "", "layout": "missing.csv"}
+REQUIRED = {"targets": "", "demo": "", "layout": "missing.csv", "explain": "no.log"}
 REQUIRED["check"] = "user_broken:step user_broken:step"
 
 
@@ -480,3 +497,9 @@ def test_help_shows_the_convention_and_needs_no_jax():
     )
     assert done.returncode == 0, done.stderr
     assert "train_step" in done.stdout and "donate_argnums" in done.stdout
+
+
+def test_an_error_is_explained_from_the_standard_input():
+    result = invoke("explain", "-", "--json", "-", input=OUT_OF_MEMORY)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["diagnosis"] == "true peak"

@@ -1,0 +1,95 @@
+"""`jaxmem explain`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._app import DOES_NOT_FIT, Failed
+from jaxmem.cli._options import (
+    Arguments,
+    Batch,
+    Chip,
+    Donate,
+    Html,
+    Json,
+    Static,
+    Timeout,
+    check_target,
+    named,
+)
+from jaxmem.cli._output import show
+from jaxmem.cli._written import STDOUT
+
+
+def explain(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="A file with the error, or - for the standard input.",
+            show_default=False,
+        ),
+    ],
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="The step that was running: it is compiled, and what is largest is "
+            "told by module and line.",
+        ),
+    ] = None,
+    arguments: Arguments = None,
+    batch: Batch = None,
+    target: Chip = None,
+    donate: Donate = None,
+    static: Static = None,
+    timeout: Timeout = None,
+    json_path: Json = None,
+    html_path: Html = None,
+) -> None:
+    """Explain an out-of-memory error of XLA: what is large, why, and what to write.
+
+    LOG is what was printed: `python train.py 2>&1 | tee log`, then `jaxmem explain
+    log`. It may have more than the error, of a GPU, a TPU or the host; of several
+    errors the last is explained. `--target` is the chip that the program ran on.
+
+    Exits 0, or 1 where the log has no such error, 2 on wrong use, 3 where the log
+    cannot be read, or the step not be imported, traced or compiled.
+    """
+    import jaxmem
+    from jaxmem.explaining import has_error
+
+    text = _read(log)
+    of_step = {
+        "--args": arguments,
+        "--batch": batch,
+        "--donate": donate,
+        "--static": static,
+        "--timeout": timeout,
+    }
+    if step is None and (given := [k for k, v in of_step.items() if v is not None]):
+        raise typer.BadParameter(f"{given[0]} needs a --step")
+    if not has_error(text):
+        typer.echo(f"{log} has no error of memory that has run out", err=True)
+        raise typer.Exit(DOES_NOT_FIT)
+    if step is None:
+        check_target(target, to_compile=False)
+        found = jaxmem.explain(text, target=target)
+    else:
+        how = {"target": target, "donate": donate, "static": static}
+        running, args = named(step, arguments, batch, **how, timeout=timeout)
+        found = jaxmem.explain(text, running.fn, *args, **running.options)
+    show(found, json_path, html=html_path)
+
+
+def _read(log: Path) -> str:
+    try:
+        if log == STDOUT:
+            return sys.stdin.read()
+        return log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError as error:
+        raise typer.BadParameter(f"there is no file {log}") from error
+    except OSError as error:
+        raise Failed(f"{log} cannot be read: {error.strerror}") from error
