@@ -24,7 +24,7 @@ from jaxmem.scheduling.search.trials import TrialBound, Trials
 
 # Compiles for one budget, once something fits: what users wait for, and no measurement.
 _MOST = 8
-_KEPT = 2  # of them are kept for passes that change the whole step
+_KEPT = 2  # are kept for a pass that changes the whole step, whatever came before
 
 
 @dataclass
@@ -61,7 +61,8 @@ class Fronts:
                 best = yield from self._faster(one, best, _MOST - _KEPT)
         for one in self.passes:
             if one.whole_step:
-                best = yield from self._faster(one, best, _MOST)
+                most = max(_MOST, len(self.trials.tried) + _KEPT)
+                best = yield from self._faster(one, best, most)
         return best
 
     def is_fast(self, one: ReportedTrial) -> bool:
