@@ -137,9 +137,7 @@ def taken(name: str, policy: str) -> tuple[float, float]:
 
 
 @functools.cache
-def plan_in(
-    name: str, room: float | None, offload: bool = False, target: str = TARGET
-) -> Plan | str:
+def plan_in(name: str, room: float | None, offload: bool = False) -> Plan | str:
     """The plan of the unmodified model in so many MiB of temporaries; None: no budget.
 
     Or that there is none.
@@ -147,9 +145,9 @@ def plan_in(
     step, args = MODELS[name].under("plain")
     budget = None
     if room is not None:
-        plain = jaxmem.estimate(step, *args, target=target)
+        plain = jaxmem.estimate(step, *args, target=TARGET)
         budget = peak_with(plain, room)
-    how = {"target": target, "donate_argnums": (), "offload": offload}
+    how = {"target": TARGET, "donate_argnums": (), "offload": offload}
     scheduled = jaxmem.schedule(step, budget, **how)
     try:
         return scheduled.plan(*args)

@@ -12,17 +12,19 @@ compiled to the end, and timed by the cycles that libtpu writes into the module
 import functools
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jaxmem
-from benchmarks._common import MIB, publish_some
+from benchmarks._common import MIB, peak_with, publish_some
 from benchmarks.blocks import POLICIES
 from benchmarks.frontier import COLUMNS as OF_GPU
-from benchmarks.frontier import MODELS, WITHOUT, plan_in
+from benchmarks.frontier import MODELS, WITHOUT
 from benchmarks.readings.xla_costs import Costed
 from benchmarks.time import estimated
 from benchmarks.tpu_cycles import compiled_text
 from jaxmem.chips import compiler_folders
 from jaxmem.memory import DoesNotFit
+from jaxmem.scheduling import BudgetError
 
 CHIP = "tpu-v5e"
 CHOSEN = (
@@ -42,23 +44,35 @@ def milliseconds(step: Callable, args: tuple) -> float:
     return estimated(Costed(CHIP, "", compiled_text(step, args, CHIP)))[0]
 
 
+class Taken(NamedTuple):
+    """What a policy takes."""
+
+    temp: float  # MiB of temporaries
+    ms: float
+    room: int  # bytes of its peak
+
+
 @functools.cache
-def taken(name: str, policy: str) -> tuple[float, float] | None:
-    """(MiB of temporaries, ms) under a policy; None where it does not fit the chip."""
+def taken(name: str, policy: str) -> Taken | None:
+    """Under a policy; None where it does not fit the chip."""
     step, args = MODELS[name].under(policy)
     try:
         report = jaxmem.estimate(step, *args, target=CHIP)
     except DoesNotFit:
         return None
-    return report.temp_bytes / MIB, milliseconds(step, args)
+    room = peak_with(report, float(round(report.temp_bytes / MIB)))
+    return Taken(report.temp_bytes / MIB, milliseconds(step, args), room)
 
 
-def of_plan(name: str, room: float | None) -> tuple:
+def of_plan(name: str, room: int | None) -> tuple:
     """(MiB, ms, compiles, seconds) of `schedule`, or what there is to say instead."""
-    plan = plan_in(name, room, target=CHIP)
-    if isinstance(plan, str):
-        return plan, "", "", ""
     step, args = MODELS[name].under("plain")
+    how = {"target": CHIP, "donate_argnums": ()}
+    try:
+        plan = jaxmem.schedule(step, room, **how).plan(*args)
+    except BudgetError as error:
+        print(error)
+        return "out of reach", "", "", ""
     scheduled = jaxmem.schedule(step, plan=plan, donate_argnums=())
     report = plan.scheduled
     about = len(plan.tried), plan.planning_seconds
@@ -69,16 +83,16 @@ def row(name: str, policy: str) -> tuple:
     """A policy, and ours in its bytes; without a budget beside the fastest policy."""
     if policy == WITHOUT:
         found = [taken(name, one) for one in POLICIES]
-        theirs = min((one for one in found if one), key=lambda one: one[1])
+        theirs = min((one for one in found if one), key=lambda one: one.ms)
         room = None
     else:
         theirs = taken(name, policy)
         if theirs is None:
             return NO_FIT, *[""] * 6
-        room = float(round(theirs[0]))
+        room = theirs.room
     size, ms, *about = of_plan(name, room)
-    ratio = f"{ms / theirs[1]:.3f}" if ms else ""
-    return (*theirs, size, ms, ratio, *about)
+    ratio = f"{ms / theirs.ms:.3f}" if ms else ""
+    return (theirs.temp, theirs.ms, size, ms, ratio, *about)
 
 
 def measures() -> dict[tuple[str, str], Callable[[], tuple]]:

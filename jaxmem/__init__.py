@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from jaxmem.memory import estimate as estimate
     from jaxmem.memory import max_batch as max_batch
     from jaxmem.memory import residuals as residuals
+    from jaxmem.memory import sweep as sweep
     from jaxmem.memory import target_mesh as target_mesh
     from jaxmem.memory import targets as targets
     from jaxmem.nn import substitute as substitute
@@ -67,6 +68,7 @@ _HOME = {
     "scale_by_adama": "jaxmem.optim",
     "schedule": "jaxmem.scheduling",
     "substitute": "jaxmem.nn",
+    "sweep": "jaxmem.memory",
     "target_mesh": "jaxmem.memory",
     "targets": "jaxmem.memory",
     "trainable": "jaxmem.freezing",

@@ -1,5 +1,6 @@
 """Bytes as people write and read them."""
 
+import math
 import re
 from fractions import Fraction
 
@@ -64,3 +65,9 @@ def parse_bytes(text: int | float | str, name: str = "text") -> int:
     if not match or match.group(2).lower() not in _FACTORS:
         raise wrong_value(name, text, _ALLOWED)
     return int(Fraction(match.group(1)) * _FACTORS[match.group(2).lower()])
+
+
+def axis_unit(largest: float) -> tuple[float, str]:
+    """The unit of an axis that ends at so many bytes: (its bytes, its name)."""
+    power = min(max(int(math.log(max(largest, 1), 1024)), 0), len(_UNITS) - 1)
+    return 1024.0**power, _UNITS[power]

@@ -102,6 +102,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 )
 # What the search and the benchmarks ask of an audit that is made already
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()
+# What `sweep` returns
+WITHOUT_ARGUMENTS_OF_ITS_OWN += "Sweep SweptStep".split()
 # What `explain` returns, and what its command asks first
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "Explanation LargeBuffer LineToWrite has_error".split()
 # Flax's own arguments alone

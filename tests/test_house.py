@@ -35,7 +35,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "ir": {"_bits"},
     "cost": {"chips", "ir"},
-    "pages": set(),
+    "pages": {"_remedies"},
     "chips": {"_bytes", "_remedies"},
     "frameworks": {"_paths", "ir"},
     "memory": {

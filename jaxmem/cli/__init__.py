@@ -16,12 +16,14 @@ from jaxmem.cli._lint import lint
 from jaxmem.cli._max_batch import max_batch
 from jaxmem.cli._plan import plan
 from jaxmem.cli._residuals import residuals
+from jaxmem.cli._sweep import sweep
 from jaxmem.cli._targets import targets
 
 # in the order of the help
 register(estimate, "estimate")
 register(residuals, "residuals")
 register(max_batch, "max-batch")
+register(sweep, "sweep")
 register(plan, "plan")
 register(advise, "advise")
 register(lint, "lint")

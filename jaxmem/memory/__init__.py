@@ -2,7 +2,7 @@
 
 `compile/` compiles a step for a chip that need not be there, `buffers/` reads from the
 compiler's texts what lies in memory when, `time/` what takes how long, and `report/`
-shows it.
+shows it. `sweeps/` does it for many sizes of a step.
 """
 
 from jaxmem._bytes import format_bytes as format_bytes
@@ -27,6 +27,9 @@ from jaxmem.memory.compile.pool import start_worker as start_worker
 from jaxmem.memory.report.compare import ReportComparison as ReportComparison
 from jaxmem.memory.report.report import MemoryReport as MemoryReport
 from jaxmem.memory.report.runtime import RuntimeMemory as RuntimeMemory
+from jaxmem.memory.sweeps import Sweep as Sweep
+from jaxmem.memory.sweeps import SweptStep as SweptStep
+from jaxmem.memory.sweeps import sweep as sweep
 from jaxmem.memory.time.result import OperationTime as OperationTime
 from jaxmem.memory.time.result import StepTime as StepTime
 
@@ -37,6 +40,7 @@ __all__ = [
     "estimate",
     "max_batch",
     "residuals",
+    "sweep",
     "target_mesh",
     "targets",
 ]

@@ -35,6 +35,10 @@ def step(w, x):
     return w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
 
 
+def swept(batch):
+    return step, (W, jax.ShapeDtypeStruct((batch, 3), jnp.float32))
+
+
 W = jax.ShapeDtypeStruct((3, 3), jnp.float32)
 PLACES = {
     "donate_argnums": (*NUMBERS, 5, -3),
@@ -124,6 +128,9 @@ CALLS = [
             "memory": (*BYTES, 0), "multiple_of": (None, *COUNT),
             "limit": (None, *COUNT), "progress": FLAG,
         }, unchecked=True),
+    Call("sweep", jaxmem.sweep, {"make": swept, "over": {"batch": [2]}},
+         bad={"make": FUNCTION, "over": ({}, [2], {"batch": []}, {"rows": [2]}),
+              "target": ("h1000", 3, []), "progress": FLAG}),
     Call("best_batch", jaxmem.best_batch,
         {"fn": step, "make_args": lambda n: (W, X), "target": "h100", "memory": GIB}, {
             "fn": FUNCTION, "make_args": FUNCTION, "target": TARGET,

@@ -16,13 +16,14 @@ from benchmarks.layout import guillotine
 from jaxmem import chips
 from jaxmem.auditing import AuditFinding, AuditReport
 from jaxmem.cli import app
+from jaxmem.memory import DoesNotFit
 from jaxmem.planning import write_buffers
 from jaxmem.scheduling import BudgetError
 from tests.cli.invoking import invoke
 
 GIB = 2**30
 COMMANDS = [
-    *"estimate residuals max-batch plan advise lint audit check explain".split(),
+    *"estimate residuals max-batch sweep plan advise lint audit check explain".split(),
     *"ledger targets demo layout".split(),
 ]
 OUT_OF_MEMORY = "Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm."
@@ -36,6 +37,13 @@ def doubles(monkeypatch, tmp_path):
         peak_bytes=args[-1].shape[0] * GIB, seconds=None
     )
     monkeypatch.setattr("jaxmem.memory._max_batch.estimate", sized)
+
+    def swept(fn, *args, **how):
+        if args[-1].shape[0] > 64:
+            raise DoesNotFit("too large")
+        return sized(fn, *args)
+
+    monkeypatch.setattr("jaxmem.memory.sweeps.combinations.estimate", swept)
     done = SimpleNamespace(to_json=lambda: {"loss_gap": 0.0})
     monkeypatch.setattr("jaxmem.demo.run", lambda *args: done)
     # whatever is installed here: nothing is there, and nothing can be downloaded
@@ -98,6 +106,15 @@ CASES = [
     ("residuals user_steps:loss --argnums 2", 2, "there are 2 arguments"),
     ("residuals user_steps:without_floats", 3, "no floating-point array"),
     ("residuals user_steps:broken", 3, "RuntimeError: no weights to be found"),
+    ("sweep user_steps:sized_step --over batch=2,4,128", 0, "4.00 GiB"),
+    ("sweep user_steps:sized_step --over batch=128", 1, "none of the steps"),
+    ("sweep user_broken:step --over batch=2", 3, "no_such_library"),
+    ("sweep user_steps:sized_step --over batch=2 --timeout inf", 2, "no number"),
+    ("sweep user_steps:sized_step --over batch=2 --target h1000", 2, "unknown target"),
+    ("sweep user_steps:sized_step --over batch", 2, "expected NAME=VALUE"),
+    ("sweep user_steps:sized_step --over batch=2 --over batch=4", 2, "given twice"),
+    ("sweep user_steps:sized_step --over rows=2", 2, "parameters of `make`"),
+    ("sweep user_steps:not_a_function --over batch=2", 2, "int, no function"),
     ("max-batch user_steps:step --args sized --memory 12GiB", 0, "12"),
     ("max-batch user_steps:sized_step --memory 12.5GiB --multiple-of 8", 0, "8"),
     ("max-batch user_steps:sized_step --memory 0.5GiB", 1, "batch on cpu is 0"),

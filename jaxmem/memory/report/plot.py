@@ -1,15 +1,14 @@
 """Draws live bytes over the compiled schedule, stacked by module path."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
-from jaxmem._bytes import format_bytes
-from jaxmem._remedies import missing_package
+from jaxmem._bytes import axis_unit, format_bytes
 from jaxmem.memory.buffers.rows import OTHERS
 from jaxmem.memory.report.data import ReportData, fits_its_chip
+from jaxmem.pages import import_figure
 from jaxmem.pages.colours import FIXED, colours_of
 
 _LAYERS = 10  # with a colour of their own
@@ -45,9 +44,9 @@ def _plot(
     if not all(report.timeline for report in reports):
         raise ValueError("nothing to draw: the compiler dumped no schedule")
     width = 7.5 * len(reports) + 2.5
-    figure = _import_figure()(figsize=(width, 5.2), layout="constrained")
+    figure = import_figure()(figsize=(width, 5.2), layout="constrained")
     several = figure.subplots(1, len(reports), sharey=True, squeeze=False)[0]
-    scale, unit = _axis_unit(max(report.peak_bytes for report in reports))
+    scale, unit = axis_unit(max(report.peak_bytes for report in reports))
     colours = colours_of_reports(reports)
     for axes, report, title in zip(several, reports, titles, strict=True):
         _draw_layers(axes, report, colours, scale)
@@ -96,15 +95,6 @@ def legend_name(module: str, colours: Mapping[str, str]) -> str:
     others = f"({OTHERS})"
     own = module in FIXED or colours.get(module, FIXED[others]) != FIXED[others]
     return module if own else others
-
-
-def _import_figure() -> Any:
-    """matplotlib's Figure, without pyplot and its global state."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("drawing", "matplotlib>=3.9") from error
-    return Figure
 
 
 def _draw_layers(
@@ -192,8 +182,3 @@ def _legend(figure: Any, colours: dict[str, str]) -> None:
 def _clipped(text: str, width: int) -> str:
     """The end of a text: that of a path says more than its start."""
     return text if len(text) <= width else "…" + text[-(width - 1) :]
-
-
-def _axis_unit(peak: int) -> tuple[float, str]:
-    power = min(max(int(math.log(max(peak, 1), 1024)), 0), 4)
-    return 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from os import PathLike
 
-from jaxmem._remedies import missing_package
 from jaxmem.optim.ledgers.row import LedgerRow
+from jaxmem.pages import import_figure
 
 _COLOURS = {
     "weights": "#b8bec7",
@@ -19,12 +19,8 @@ def plot_ledger(
     parameters: int, rows: Sequence[LedgerRow], path: str | PathLike[str]
 ) -> None:
     """Writes the picture of so many parameters' rows to `path`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("drawing", "matplotlib>=3.9") from error
     places = ["device", "host"] if any(row.host_bytes for row in rows) else ["device"]
-    figure = Figure(figsize=(9, 1.2 + 0.7 * len(places)), layout="constrained")
+    figure = import_figure()(figsize=(9, 1.2 + 0.7 * len(places)), layout="constrained")
     axes = figure.add_subplot()
     left, shown = [0.0] * len(places), set()
     for row in rows:
