@@ -1,7 +1,7 @@
 """`jaxmem sweep`."""
 
 import ast
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -61,12 +61,12 @@ def sweep(
         raise typer.BadParameter("--over: a name is given twice")
     for chip in target or [None]:
         check_target(chip)
-    make: Any = find(function)[1]
+    _, make = find(function)
     if not callable(make):
         raise typer.BadParameter(f"{function} is {type(make).__name__}, no function")
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
-        found = jaxmem.sweep(make, values, target or None, **options)
+        found = jaxmem.sweep(cast(Any, make), values, target or None, **options)
     except ValueError as error:
         if not str(error).startswith("over"):
             raise
