@@ -25,6 +25,7 @@ CHIPS = {
     "cross_entropy_time": CPU,
     "curve": f"{H100}, by its rates",
     "depth": H100,
+    "frontier_tpu": "TPU v5e",
     "fewbit-output": NOTHING,
     "fewbit-tables": NOTHING,
     "foreign": H100,
