@@ -102,6 +102,8 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "APOLLO-Mini": (lambda _: optim.apollo_mini(1e-2, projected="layers"), F32),
     "Fira": (low_rank(optim.fira), F32),
     "CAME": (lambda _: optim.came(1e-3), F32),
+    "Muon": (lambda _: optim.muon(2e-2, stacked="layers"), F32),
+    "Muon, 8-bit": (lambda _: optim.muon(2e-2, stacked="layers", bits=8), F32),
     "Adafactor": (lambda _: optim.adafactor(1e-3), F32),
     "SM3": (lambda _: optim.sm3(1e-3), F32),
     "Adam-mini": (lambda _: optim.adam_mini(1e-3), F32),

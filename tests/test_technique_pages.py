@@ -26,6 +26,7 @@ TECHNIQUES = (
     "optimizers/low_bit",
     "optimizers/low_rank",
     "optimizers/factored",
+    "optimizers/muon",
     "optimizers/host",
 )
 PAGES = [*TECHNIQUES, "optimizer"]

@@ -1,7 +1,7 @@
 """Tables of optimizers: bytes a parameter, and what a small GPT trains to."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from benchmarks.figures.rows import (
     PEAK_AND_MS,
@@ -122,3 +122,38 @@ def peaks(on_host: bool) -> str:
         with_ms("low_bit", "peak MiB"),
     )
     return table((*head, "bytes a parameter", "on the host"), lines)
+
+
+@figures("muon, steps")
+def muon_steps() -> str:
+    """Peaks / predicted ms of a whole step, plain and scheduled."""
+    lines = [
+        (
+            r["optimizer"],
+            f"{float(r['state MiB']):,.0f}",
+            *(_peak_and_ms(r, how) for how in ("", "scheduled: ")),
+        )
+        for r in rows("muon")
+        if r["what"] == "step"
+    ]
+    head = "Llama of 16 layers, B 1 S 512, H100", "optimizer state, MiB"
+    last = "peak MiB / predicted ms", "scheduled: peak MiB / predicted ms"
+    return table((*head, *last), lines)
+
+
+@figures("muon, devices")
+def muon_devices() -> str:
+    """What a device has and sends in an update of sharded parameters."""
+    lines = [
+        (r["optimizer"], *(f"{float(r[c]):,.0f}" for c in ("temp MiB", "sent MiB")))
+        + (f"{float(r['predicted ms']):,.1f}",)
+        for r in rows("muon")
+        if r["what"] != "step"
+    ]
+    head = "update of the same parameters on 8 H100, a device", "temporaries, MiB"
+    return table((*head, "sent, MiB", "predicted ms"), lines)
+
+
+def _peak_and_ms(r: Mapping[str, str], how: str) -> str:
+    peak, ms = (float(r[how + column]) for column in PEAK_AND_MS)
+    return f"{peak:,.0f} / {ms:,.1f}"

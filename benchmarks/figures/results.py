@@ -38,6 +38,7 @@ CHIPS = {
     "many_devices": "1 to 64 H100",
     "layout": NOTHING,
     "ledger": NOTHING,
+    "muon": "one H100; updates, 8 H100",
     "offload": H100,
     "programs": H100,
     "optimizer_training": CPU,

@@ -10,6 +10,7 @@
   `stochastic_rounding`, `kahan_summation`, `split_master` around any transformation.
 - Low-rank moments: `galore`, `apollo`, `apollo_mini`, `fira`.
 - Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
+- Orthogonalised momentum: `muon`.
 - Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that
   a step has read, from the gradient of `value_and_row_grad`.
 - `on_host` keeps an optimizer's state in the host's memory, `abstract_state` has its
@@ -66,6 +67,8 @@ from jaxmem.optim.low_rank import galore as galore
 from jaxmem.optim.low_rank import scale_by_apollo as scale_by_apollo
 from jaxmem.optim.low_rank import scale_by_fira as scale_by_fira
 from jaxmem.optim.low_rank import scale_by_galore as scale_by_galore
+from jaxmem.optim.orthogonal import MuonState as MuonState
+from jaxmem.optim.orthogonal import muon as muon
 from jaxmem.optim.rows import RowGradients as RowGradients
 from jaxmem.optim.rows import RowwiseAdagradState as RowwiseAdagradState
 from jaxmem.optim.rows import lazy_adam as lazy_adam
@@ -99,6 +102,7 @@ __all__ = [
     "lazy_adam",
     "ledger",
     "lomo",
+    "muon",
     "on_host",
     "rowwise",
     "rowwise_adagrad",

@@ -1,10 +1,19 @@
 """Calls of public functions, and values that one argument of each must refuse."""
 
-from tests.bad_calls import factored, functions, layers, operations, optimizers, steps
+from tests.bad_calls import (
+    factored,
+    functions,
+    layers,
+    operations,
+    optimizers,
+    orthogonal,
+    steps,
+)
 
 CALLS = [
     *optimizers.CALLS,
     *factored.CALLS,
+    *orthogonal.CALLS,
     *steps.CALLS,
     *functions.CALLS,
     *operations.CALLS,

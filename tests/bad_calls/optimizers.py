@@ -136,7 +136,7 @@ CALLS = [
         "seed": SEED, "by_rows": FLAG,
     }),
     *(Call(name, getattr(optim, name), {"learning_rate": 0.1}, {
-        "learning_rate": RATE, **EACH, "bits": (None, *BITS), **more,
+        "learning_rate": RATE, **EACH, "bits": (None, *BITS), "nesterov": FLAG, **more,
     }) for name, more in (
         ("adam", {}), ("adamw", {"weight_decay": RATE, "mask": MASK}),
     )),

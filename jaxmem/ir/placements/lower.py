@@ -61,10 +61,21 @@ def on_part(
         axis = outs[0]
         how = axis, length(whole(axis)), first(axis, jnp.uint32)
         return [_compat.in_context_of(eqn, partial(bits_of_part, eqn, args[0], *how))]
-    new = _compat.bind(eqn, list(args), resized(eqn, placed, length))
+    params = resized(eqn, placed, length)
+    if name == "scan" and params["length"] == 1 < eqn.params["length"]:
+        return _once(eqn, args)
+    new = _compat.bind(eqn, list(args), params)
     if name == "iota" and outs[0] == eqn.params["dimension"]:
         new = [new[0] + first(outs[0], new[0].dtype)]
     return new
+
+
+def _once(eqn: JaxprEqn, args: Sequence[Any]) -> list[Any]:
+    """The single iteration that a part has of a scan, which needs no loop."""
+    consts, init, xs = split(eqn, args)
+    one = [lax.index_in_dim(x, 0, keepdims=False) for x in xs]
+    outs = jaxprs.evaluate(eqn.params["jaxpr"], [*consts, *init, *one])
+    return [*outs[: len(init)], *(lax.expand_dims(y, [0]) for y in outs[len(init) :])]
 
 
 def _along(x: Any, axis: int | None, rank: int) -> Any:

@@ -38,6 +38,7 @@ def scale_by_adam(
     *,
     bits: int | LowBit = EIGHT,
     on_host: bool = False,
+    nesterov: bool = False,
 ) -> optax.GradientTransformation:
     """Rescales updates by Adam, with moments stored in 8 or 4 bits.
 
@@ -74,6 +75,8 @@ def scale_by_adam(
       eps_root: added inside the square root.
       bits: 8, 4, 32 (moments in float32), or a `LowBit`.
       on_host: keep the moments in the host's memory, as `LowBit(on_host=True)`.
+      nesterov: Nesterov momentum, as in `optax.scale_by_adam`: in place of m / (1 -
+        b1^t) there is b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t).
 
     Returns:
       An `optax.GradientTransformation` with a `LowBitAdamState`. Updates have the
@@ -92,6 +95,7 @@ def scale_by_adam(
     how = as_low_bit(bits)
     if check_bool("on_host", on_host):
         how = replace(how, on_host=True)
+    nesterov = check_bool("nesterov", nesterov)
 
     def init(params: PyTree) -> Any:
         return LowBitAdamState(jnp.zeros((), jnp.int32), *zeros(how, params))
@@ -104,17 +108,19 @@ def scale_by_adam(
             )
         check_moments(how, updates, state.mu, state.nu)
         count: Any = optax.safe_increment(state.count)
-        correct = [
-            1 - jnp.asarray(b, jnp.float32) ** count.astype(jnp.float32)
-            for b in (b1, b2)
-        ]
+        t = count.astype(jnp.float32)
+        correct = [1 - jnp.asarray(b, jnp.float32) ** t for b in (b1, b2)]
+        ahead = 1 - jnp.asarray(b1, jnp.float32) ** (t + 1)
 
         def rule(g, m, v):
             wide = g.astype(jnp.float32)
             m = _f32(b1) * m + _f32(1 - b1) * wide
             v = _f32(b2) * v + _f32(1 - b2) * jnp.square(wide)
             root = jnp.sqrt(v / correct[1] + _f32(eps_root))
-            return (m / correct[0] / (root + _f32(eps))).astype(g.dtype), m, v
+            first = m / correct[0]
+            if nesterov:
+                first = _f32(b1) * (m / ahead) + _f32(1 - b1) * (wide / correct[0])
+            return (first / (root + _f32(eps))).astype(g.dtype), m, v
 
         def leaf(path, g, m, v):
             return moved(how, rule, path, (count,), jnp.asarray(g), m, v)
@@ -135,13 +141,14 @@ def adam(
     *,
     bits: int | LowBit = EIGHT,
     on_host: bool = False,
+    nesterov: bool = False,
 ) -> optax.GradientTransformation:
     """`optax.adam` with moments stored in 8 or 4 bits.
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps.
-      b1, b2, eps, eps_root, bits, on_host: see `scale_by_adam`, which has the rule, its
-        error and the bytes.
+      b1, b2, eps, eps_root, bits, on_host, nesterov: see `scale_by_adam`, which has the
+        rule, its error and the bytes.
 
     Returns:
       An `optax.GradientTransformation`, a chain of `scale_by_adam` and the learning
@@ -156,7 +163,9 @@ def adam(
       state = tx.init(params)  # 2.1 bytes a parameter instead of 8
     """
     return optax.chain(
-        scale_by_adam(b1, b2, eps, eps_root, bits=bits, on_host=on_host),
+        scale_by_adam(
+            b1, b2, eps, eps_root, bits=bits, on_host=on_host, nesterov=nesterov
+        ),
         optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate)),
     )
 
@@ -172,13 +181,14 @@ def adamw(
     *,
     bits: int | LowBit = EIGHT,
     on_host: bool = False,
+    nesterov: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.adamw` with moments stored in 8 or 4 bits.
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps.
-      b1, b2, eps, eps_root, bits, on_host: see `scale_by_adam`, which has the rule, its
-        error and the bytes.
+      b1, b2, eps, eps_root, bits, on_host, nesterov: see `scale_by_adam`, which has the
+        rule, its error and the bytes.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
@@ -197,7 +207,9 @@ def adamw(
     check_mask(mask)
     decay = check_rate("weight_decay", weight_decay)
     return optax.chain(
-        scale_by_adam(b1, b2, eps, eps_root, bits=bits, on_host=on_host),
+        scale_by_adam(
+            b1, b2, eps, eps_root, bits=bits, on_host=on_host, nesterov=nesterov
+        ),
         optax.add_decayed_weights(decay, mask),
         optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate)),
     )

@@ -132,17 +132,18 @@ def zeros(how: LowBit, params: PyTree) -> tuple[PyTree, PyTree]:
     if how.on_host:
         check_host_memory("on_host=True")
     first, second = (
-        jax.tree_util.tree_map_with_path(functools.partial(_zeros, how, i), params)
+        jax.tree_util.tree_map_with_path(functools.partial(zeros_of, how, i), params)
         for i in (0, 1)
     )
     return jax.tree.map(to_host, (first, second)) if how.on_host else (first, second)
 
 
-def _zeros(how: LowBit, which: int, path, p) -> Any:
+def zeros_of(how: LowBit, which: int, path: Any, p: Any) -> Any:
+    """The first (0) or second (1) moment of a new parameter; see `zeros`."""
     dtype = getattr(p, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         raise TypeError(
-            f"params{jax.tree_util.keystr(path)} is {shown(p)}: Adam takes real "
+            f"params{jax.tree_util.keystr(path)} is {shown(p)}: moments are of real "
             "floating parameters; leave others out with optax.masked or partition"
         )
     formats, block = how.formats, how.block_of(p.shape)
