@@ -55,6 +55,8 @@ def lint(
     - *misread from the host*: a scan that goes backwards through arrays in the host's
       memory, as over offloaded residuals, on versions of jax where GPUs read it
       forwards (with `target`, any slice of the host's that goes wrong);
+    - *padded*: an array that a TPU's tiles make several times as large as its elements
+      (only with `target`);
     - *known fault*: what this version of jax is known to get wrong, on `target` or else
       on any platform, with the address of the report.
 

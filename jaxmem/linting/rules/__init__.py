@@ -8,6 +8,7 @@ from jaxmem.linting.rules.kept import dropout_mask, wide_copy
 from jaxmem.linting.rules.known_faults import known_faults
 from jaxmem.linting.rules.lost_batch_axis import lost_batch_axis
 from jaxmem.linting.rules.misread_slices import misread_from_host
+from jaxmem.linting.rules.padded import padded
 from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatched_name
 from jaxmem.linting.rules.recomputation import recomputation_undone, whole_loss
 from jaxmem.linting.rules.stacked_as_read import stacked_as_read
@@ -32,5 +33,6 @@ RULES = (
     dropout_mask,
     lost_batch_axis,
     misread_from_host,
+    padded,
     known_faults,
 )

@@ -3,6 +3,7 @@
 The rows of each kind add up to the bytes that the compiler reports for that kind.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxmem._bytes import format_bytes
@@ -16,6 +17,7 @@ from jaxmem.memory.buffers.assignment import (
 from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.live import LiveMap, LiveValue, temporaries
 from jaxmem.memory.buffers.origin import Origin, Tracer
+from jaxmem.memory.buffers.padding import layout_of, padding_of
 from jaxmem.memory.buffers.rows import (
     FRAGMENTATION,
     OTHERS,
@@ -44,7 +46,7 @@ class Attribution:
 
 
 def attribute(
-    dump: dict[str, str | None], sizes: dict[str, int], argument_names: list[str]
+    dump: Mapping[str, str | None], sizes: dict[str, int], argument_names: list[str]
 ) -> Attribution:
     """Rows from the dumped texts; one row a kind where the compiler dumped none."""
     hlo, assignment = dump.get("hlo"), dump.get("buffer_assignment")
@@ -60,6 +62,22 @@ def attribute(
             f"({type(error).__name__}: {error}): who holds what is unknown"
         )
         return Attribution(_coarse(sizes), 0, (), (note,))
+
+
+def buffers_at_peak(
+    hlo: str, assignment: str, live_range: str, temp_bytes: int, names: list[str]
+) -> tuple[PeakBuffer, ...]:
+    """The rows of a program by what XLA dumps; `names`: of its arguments."""
+    sizes = {"temp_bytes": temp_bytes, "argument_bytes": 0, "output_bytes": 0}
+    sizes["alias_bytes"] = 0
+    for a in parse_buffer_assignment(assignment):
+        if a.color == 0:
+            is_argument = a.kind == "parameter"
+            sizes["argument_bytes"] += a.size * is_argument
+            sizes["output_bytes"] += a.size * a.live_out
+            sizes["alias_bytes"] += a.size * (is_argument and a.live_out)
+    texts = {"hlo": hlo, "buffer_assignment": assignment, "live_range": live_range}
+    return attribute(texts, sizes, names).at_peak
 
 
 def _attribute(hlo_text, assignment, live_range, sizes, names) -> Attribution:
@@ -143,14 +161,25 @@ def _element(hlo: Hlo, name: str) -> tuple[str, tuple[int, ...]]:
 def _temp(live: LiveValue, tracer: Tracer) -> PeakBuffer:
     value = live.value
     origin = tracer.origin(*value.key)
-    return _buffer(live.bytes, "temp", value.name, value.shape, origin)
+    whole = _buffer(value.size, "temp", value.name, value.shape, origin)
+    # of a value that another one covers in part, that share of its padding
+    padding = whole.padding * live.bytes // value.size
+    return replace(whole, bytes=live.bytes, padding=padding)
 
 
 def _buffer(
     size: int, kind: Kind, name: str, shape: str, origin: Origin | None = None
 ) -> PeakBuffer:
     dtype, dimensions = array_shape(shape) or ("", ())
-    plain = PeakBuffer(size, kind, name, dimensions, numpy_dtype(dtype))
+    plain = PeakBuffer(
+        size,
+        kind,
+        name,
+        dimensions,
+        numpy_dtype(dtype),
+        padding=padding_of(shape, size),
+        layout=layout_of(shape),
+    )
     if origin is None:
         return plain
     return replace(
@@ -179,7 +208,8 @@ def _complete(
             rest.append(PeakBuffer(holes, kind, operation=FRAGMENTATION))
             left -= holes
         if left:
-            rest.append(PeakBuffer(left, kind, operation=OTHERS))
+            small = sum(h.padding for h in rows[kind] if h.bytes < least)
+            rest.append(PeakBuffer(left, kind, operation=OTHERS, padding=small))
     order = sorted(shown, key=lambda h: -h.bytes)
     return (*order, *sorted(rest, key=lambda h: -h.bytes))
 

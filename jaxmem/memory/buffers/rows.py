@@ -46,6 +46,10 @@ class PeakBuffer:
         function: the Python function that computes it.
         source: `file:line` of the innermost line outside installed libraries.
         backward: whether the backward pass computes it.
+        padding: of `bytes`, those that no element fills. A TPU keeps arrays in tiles,
+            and fills up the last tile of an axis; elsewhere it is 0.
+        layout: the order of the axes and the tiles, as XLA writes them
+            (`"{1,0:T(8,128)}"`); empty where there are no tiles.
     """
 
     bytes: int
@@ -59,6 +63,13 @@ class PeakBuffer:
     function: str = ""
     source: str = ""
     backward: bool = False
+    padding: int = 0
+    layout: str = ""
+
+    @property
+    def unpadded_bytes(self) -> int:
+        """The bytes of its elements alone."""
+        return self.bytes - self.padding
 
     @property
     def group(self) -> str:

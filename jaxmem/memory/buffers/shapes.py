@@ -40,7 +40,7 @@ class HloArray:
     @property
     def bytes(self) -> int:
         """Of all its numbers, without padding."""
-        return self.elements * self.bits // 8
+        return -(-self.elements * self.bits // 8)
 
 
 @lru_cache(maxsize=4096)

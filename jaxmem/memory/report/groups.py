@@ -23,6 +23,7 @@ class BufferRow:
     buffer: PeakBuffer
     bytes: int
     count: int
+    padding: int = 0  # of the bytes, those that no element fills
 
     @property
     def array(self) -> str:
@@ -74,7 +75,12 @@ def groups_of(report: ReportData) -> list[BufferGroup]:
         # of arguments the names of equal layers differ in a number
         key = (b.array, _NUMBER.sub("*", b.what), b.source, b.kind)
         row = rows.get(key, BufferRow(b, 0, 0))
-        rows[key] = replace(row, bytes=row.bytes + b.bytes, count=row.count + 1)
+        rows[key] = replace(
+            row,
+            bytes=row.bytes + b.bytes,
+            count=row.count + 1,
+            padding=row.padding + b.padding,
+        )
     groups = [
         BufferGroup(
             module,

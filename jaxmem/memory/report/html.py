@@ -7,6 +7,7 @@ from jaxmem.memory.report.chart import chart, legend, number_of, views
 from jaxmem.memory.report.clock import clock
 from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.groups import BufferGroup, groups_of
+from jaxmem.memory.report.padded import padded_cell, padding_lines
 from jaxmem.memory.report.plot import colours_of_reports
 from jaxmem.memory.report.sent import HEAD as SENT_HEAD
 from jaxmem.memory.report.sent import sent_line, sent_rows
@@ -24,6 +25,7 @@ def as_html(report: ReportData) -> Markup:
     return together(
         page.headline(headline(report), fits_its_chip(report)),
         tag("p", sizes_line(report), class_="jm-faint"),
+        *(tag("p", line, class_="jm-faint") for line in padding_lines(report)),
         charts({"": report}, colours),
         clock(report.time, colours),
         tag("h3", "At the peak"),
@@ -62,9 +64,11 @@ def _group(
     group: BufferGroup, peak: int, colours: Mapping[str, str], opened: bool
 ) -> Markup:
     share = 100 * group.bytes / max(peak, 1)
+    padded = any(map(padded_cell, group.rows))
     rows = [
         (
             format_bytes(row.bytes),
+            *([padded_cell(row)] if padded else []),
             tag("code", row.array),
             row.what,
             tag("code", row.source, title=row.buffer.source),

@@ -118,6 +118,11 @@ class MemoryReport(ReportData):
         return None if self.time is None else self.time.seconds
 
     @property
+    def padding_bytes(self) -> int:
+        """Of the peak, the bytes that tiles fill up: 0 but on a TPU."""
+        return sum(buffer.padding for buffer in self.at_peak)
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that a device sends to others in a step."""
         return sent_bytes(self.collectives)

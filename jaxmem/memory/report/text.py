@@ -7,6 +7,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem.chips import is_timed
 from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
+from jaxmem.memory.report.padded import padded_cell, padding_lines
 from jaxmem.memory.report.sent import sent_lines
 from jaxmem.memory.time.result import time_line
 
@@ -57,11 +58,14 @@ def time_lines(report: ReportData) -> list[str]:
 def as_text(report: ReportData) -> str:
     """What `print(report)` shows."""
     lines = [headline(report), f"  {sizes_line(report)}"]
-    lines += [*(f"  {line}" for line in time_lines(report)), "", "At the peak:"]
+    lines += [f"  {line}" for line in (*padding_lines(report), *time_lines(report))]
+    lines += ["", "At the peak:"]
     groups = groups_of(report)
+    wide = _widest_padded(groups)
     for group in groups[:_GROUPS]:
         lines.append(f"{format_bytes(group.bytes):>10}  {group.label}")
-        lines += [_line(row) for row in group.rows[:_ROWS] if row.array or row.what]
+        shown = (row for row in group.rows[:_ROWS] if row.array or row.what)
+        lines += [_line(row, wide) for row in shown]
         lines += _rest(group.rows[_ROWS:], "    ")
     lines += _rest(groups[_GROUPS:], "")
     lines += sent_lines(report)
@@ -80,20 +84,29 @@ def as_rich(report: ReportData) -> Any:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("%", justify="right")
+    groups = groups_of(report)[:_GROUPS]
+    padded = bool(_widest_padded(groups))
+    if padded:
+        table.add_column("without padding", no_wrap=True)
     table.add_column("buffer", overflow="fold")
     table.add_column("operation", overflow="fold")
     table.add_column("source", overflow="fold", style="dim")
-    for group in groups_of(report)[:_GROUPS]:
+    for group in groups:
         share = f"{100 * group.bytes / max(report.peak_bytes, 1):.1f}"
-        table.add_row(format_bytes(group.bytes), share, escape(group.label), style="b")
+        cells = (format_bytes(group.bytes), share, *[""] * padded, escape(group.label))
+        table.add_row(*cells, style="b")
         for row in group.rows[:_ROWS]:
-            cells = (f"  {row.array}", row.what, row.source)
+            column = [padded_cell(row)] if padded else []
+            cells = (*column, f"  {row.array}", row.what, row.source)
             table.add_row(format_bytes(row.bytes), "", *map(escape, cells))
     fits = fits_its_chip(report)
     blocks: list[Any] = [
         Text(headline(report), style="bold green" if fits else "bold red"),
         Text(sizes_line(report), style="dim"),
-        *(Text(line, style="dim") for line in time_lines(report)),
+        *(
+            Text(line, style="dim")
+            for line in (*padding_lines(report), *time_lines(report))
+        ),
         Text(""),
         table,
     ]
@@ -103,13 +116,20 @@ def as_rich(report: ReportData) -> Any:
     return Group(*blocks)
 
 
-def _line(row: BufferRow) -> str:
+def _widest_padded(groups: Sequence[BufferGroup]) -> int:
+    """The width of the column of padding, of the rows that are shown."""
+    shown = (row for group in groups[:_GROUPS] for row in group.rows[:_ROWS])
+    return max((len(padded_cell(row)) for row in shown), default=0)
+
+
+def _line(row: BufferRow, padded: int) -> str:
     what = row.what
     if len(what) > _WIDTH:  # the end of an argument's name says most
         named = row.buffer.kind != "temp"
         what = f"…{what[1 - _WIDTH :]}" if named else f"{what[: _WIDTH - 1]}…"
     cells = f"{row.array:<31} {what:<28} {row.source}"
-    return f"    {format_bytes(row.bytes):>10}  {cells}".rstrip()
+    column = f"{padded_cell(row):<{padded}}  " if padded else ""
+    return f"    {format_bytes(row.bytes):>10}  {column}{cells}".rstrip()
 
 
 def _rest(rest: Sequence[BufferRow] | Sequence[BufferGroup], indent: str) -> list[str]:
