@@ -1,9 +1,9 @@
 """FSDP on eight devices: what each takes, a budget for each, and a training loop.
 
-    python examples/fsdp.py         # eight devices that this CPU plays
-    python examples/fsdp.py h100    # says besides what the step takes on eight H100s
+    python examples/fsdp.py         # eight emulated CPU devices
+    python examples/fsdp.py h100    # also prints the bytes on eight H100s
 
-One line of a step changes: `jaxmem.schedule` stands in the place of `jax.jit`.
+One line of a step changes: `jaxmem.schedule` replaces `jax.jit`.
 """
 
 import functools
@@ -23,7 +23,7 @@ if jax.config.jax_num_cpu_devices < DEVICES:  # leave it out where there are dev
     jax.config.update("jax_num_cpu_devices", DEVICES)
 
 LAYERS, WIDTH, WORDS, BATCH, TOKENS = 8, 128, 512, 64, 64
-BUDGET = "15MiB"  # of each device
+BUDGET = "15MiB"  # per device
 OPTIMIZER = optax.adamw(1e-3)
 
 
@@ -46,7 +46,7 @@ def make_state():
 
 def loss_fn(params, tokens, examples):
     # One constraint a layer: without it XLA may spread activations over their features,
-    # and devices send each other activations in every layer.
+    # and devices exchange activations in every layer.
     keep = functools.partial(jax.lax.with_sharding_constraint, shardings=examples)
 
     def layer(x, params):
@@ -100,7 +100,7 @@ def train(step, mesh, steps=5):
 
 
 def main():
-    if len(sys.argv) > 1:  # chips that are not there: bytes are of one of them
+    if len(sys.argv) > 1:  # absent chips: bytes per device
         target = sys.argv[1]
         mesh = jaxmem.target_mesh(target, (DEVICES,), ("data",))
         how = {"target": target, "donate_argnums": 0}

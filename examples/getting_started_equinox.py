@@ -3,7 +3,7 @@
     python examples/getting_started_equinox.py         # compiled for this CPU
     python examples/getting_started_equinox.py h100    # for an absent chip
 
-Put your own model in the place of `Network`, your own step in the place of `step`.
+Replace `Network` with your model, and `step` with your training step.
 """
 
 import sys
@@ -83,7 +83,7 @@ donated = {"donate_argnums": (0, 1)}  # the model and the optimizer's state
 before = jaxmem.estimate(step, *arguments, target=TARGET, **donated)
 print(before)
 
-# 2. The same loss from operations that keep less: formulas are found in the function.
+# 2. The same loss with lean ops: their formulas are found in the function.
 small_step = make_step(jaxmem.substitute(loss_fn))
 after = jaxmem.estimate(small_step, *arguments, target=TARGET, **donated)
 print(f"temporaries: {before.temp_bytes:,} bytes -> {after.temp_bytes:,} bytes")

@@ -3,7 +3,7 @@
     python examples/getting_started_jax.py         # compiled for this CPU
     python examples/getting_started_jax.py h100    # for an absent chip
 
-Put your own loss in the place of `loss_fn`, and your own step in the place of `step`.
+Replace `loss_fn` with your loss, and `step` with your training step.
 """
 
 import sys
@@ -71,7 +71,7 @@ arguments = jax.eval_shape(make_state), batch, batch
 before = jaxmem.estimate(step, *arguments, target=TARGET, donate_argnums=0)
 print(before)
 
-# 2. The same loss from operations that keep less: formulas are found in the function.
+# 2. The same loss with lean ops: their formulas are found in the function.
 small_step = make_step(jaxmem.substitute(loss_fn))
 after = jaxmem.estimate(small_step, *arguments, target=TARGET, donate_argnums=0)
 print(f"temporaries: {before.temp_bytes:,} bytes -> {after.temp_bytes:,} bytes")

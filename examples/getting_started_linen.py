@@ -3,7 +3,7 @@
     python examples/getting_started_linen.py         # compiled for this CPU
     python examples/getting_started_linen.py h100    # for an absent chip
 
-Put your own model in the place of `GPT`, and your own step in the place of `step`.
+Replace `GPT` with your model, and `step` with your training step.
 """
 
 import sys
@@ -80,7 +80,7 @@ model = GPT()
 before = jaxmem.estimate(step, *arguments(model), target=TARGET, donate_argnums=0)
 print(before)
 
-# 2. The same model with layers that keep less. It has the same parameters.
+# 2. The same model with layers that save less for the backward pass.
 small = jaxmem.substitute(model)
 after = jaxmem.estimate(step, *arguments(small), target=TARGET, donate_argnums=0)
 print(f"temporaries: {before.temp_bytes:,} bytes -> {after.temp_bytes:,} bytes")

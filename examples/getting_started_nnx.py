@@ -3,7 +3,7 @@
     python examples/getting_started_nnx.py         # compiled for this CPU
     python examples/getting_started_nnx.py h100    # for an absent chip
 
-Put your own model in the place of `GPT`, and your own step in the place of `step`.
+Replace `GPT` with your model, and `step` with your training step.
 """
 
 import sys
@@ -78,7 +78,7 @@ before = jaxmem.estimate(
 )
 print(before)
 
-# 2. The same model with layers that keep less. It has the same parameters.
+# 2. The same model with layers that save less for the backward pass.
 small = jaxmem.substitute(model)
 print(jaxmem.nn.report(small))
 after = jaxmem.estimate(

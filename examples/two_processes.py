@@ -114,7 +114,7 @@ def main() -> None:
                 f"localhost:{port}",
                 given.processes,
                 process,
-                heartbeat_timeout_seconds=10,  # the others notice that one has ended
+                heartbeat_timeout_seconds=10,  # the others detect that one has exited
             )
         train(given.folder, given.steps, given.kill_at if given.kill_at >= 0 else None)
         return

@@ -141,9 +141,7 @@ def check_bools(name: str, mask: Any, allowed: str) -> None:
     """TypeError for a tree with a leaf that is no bool."""
     for value in jax.tree.leaves(mask, is_leaf=lambda x: x is None):
         if not isinstance(value, bool | np.bool_):
-            raise TypeError(
-                f"{name} must be {allowed}; got {shown(value)} in its place"
-            )
+            raise TypeError(f"{name} must be {allowed}; got {shown(value)} instead")
 
 
 def spread_bools(who: str, tree: Any, mask: Any, allowed: str) -> list[bool]:

@@ -29,7 +29,7 @@ MOST_PLAIN = 4000  # characters of a report as text beside its HTML
 RUNTIME = """\
 This notebook runs on a GPU, on a TPU, and with smaller sizes on a CPU. On Colab choose
 one of them under *Runtime > Change runtime type*. The stored outputs were made on a
-machine that has a CPU only: what they say about other chips comes from the compilers of
+machine without an accelerator: figures for other chips come from the compilers for
 these chips.\
 """
 

@@ -10,7 +10,7 @@ _NAMES = {"cpu": "CPU", "cuda": "GPU", "tpu": "TPU"}
 
 @figures("known faults")
 def known_faults() -> str:
-    head = "report", "where", "versions of jax", "what", "way round"
+    head = "report", "where", "versions of jax", "what", "workaround"
     return table(head, map(_line, FAULTS))
 
 

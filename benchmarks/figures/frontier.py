@@ -73,7 +73,7 @@ def _form(model: str) -> str:
     """How a model is written, as the page groups them."""
     if all(r["policy"] != NAMED for r in rows("frontier") if r["model"] == model):
         return "blocks"
-    return "fused" if "fused" in model else "written out"
+    return "fused" if "fused" in model else "plain attention"
 
 
 def _summary(form: str) -> str:
@@ -102,6 +102,6 @@ def on_tpu() -> str:
     return table(head, [[r["model"], f"`{r['policy']}`", *cells(r)] for r in found])
 
 
-figures("frontier, written out")(lambda: _summary("written out"))
+figures("frontier, plain attention")(lambda: _summary("plain attention"))
 figures("frontier, fused")(lambda: _summary("fused"))
 figures("frontier, blocks")(lambda: _summary("blocks"))

@@ -49,7 +49,7 @@ def of_bert() -> str:
     """A sentence's milliseconds."""
     of = steps()["BERT-Large, 8 x 512"]
     ours, plain, best = (of[n]["ms"] for n in ("substitute", "plain", _best(of)))
-    return f"{ours:.0f} ms in place of {plain:.0f} (fastest policy of JAX: {best:.0f})"
+    return f"{ours:.0f} ms instead of {plain:.0f} (fastest policy of JAX: {best:.0f})"
 
 
 def peaks() -> list[tuple[str, Row]]:

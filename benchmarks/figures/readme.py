@@ -90,7 +90,7 @@ def bert_ms() -> str:
     policies = [v for how, v in ms.items() if how.endswith("_saveable")]
     ours = ms["substitute, schedule"]
     plain, best = ms["plain"], min(policies)
-    return f"{ours:.0f} ms in place of {plain:.0f} (best policy of JAX: {best:.0f})"
+    return f"{ours:.0f} ms instead of {plain:.0f} (best policy of JAX: {best:.0f})"
 
 
 @figures("budgets")

@@ -1,10 +1,19 @@
-"""The first screens of README.md and docs/index.md: a headline, a table of calls."""
+"""First screens of README.md and docs/index.md: headline, tables of models, of calls."""
 
 import functools
 from collections.abc import Mapping, Sequence
 
+from benchmarks.figures.frontier import PLAIN, WITHOUT
 from benchmarks.figures.readme import of_policies
-from benchmarks.figures.rows import figures, row, table, value
+from benchmarks.figures.rows import (
+    TEMP_AND_MS,
+    beside_older,
+    figures,
+    row,
+    table,
+    value,
+    with_older,
+)
 
 H100 = {"target": "h100"}
 
@@ -51,7 +60,26 @@ def llama() -> str:
     name = "Llama-1B blocks, 2 x 2048"
     ways = "plain", "substitute, schedule"
     before, after = (value("blocks", "temp MiB", block(name, how)) for how in ways)
-    return f"{after:,.0f} MiB in place of {before:,.0f} MiB"
+    return f"{after:,.0f} MiB instead of {before:,.0f} MiB"
+
+
+FIRST = ("BERT-Large, 8 x 512", "GPT-2 medium, 4 x 1024", "ViT-L, 16 x 256")
+FIRST += ("Llama-1B blocks, 2 x 2048",)
+FIRST += ("ViT-L, fused, 16 x 256", "Llama-1B blocks, fused, 2 x 2048")
+
+
+@figures("first screen")
+def first_screen() -> str:
+    """Models as they are, under the fastest policy, and with both of our calls."""
+    title = "gradient of the loss on an H100: MiB of temporaries / predicted ms"
+    head = title, "plain", "fastest `jax.checkpoint` policy", "jaxmem"
+    return table(head, [_first(model) for model in FIRST])
+
+
+def _first(model: str) -> tuple[str, ...]:
+    told = [row("frontier", {"model": model, "policy": p}) for p in (PLAIN, WITHOUT)]
+    ours = beside_older("blocks", TEMP_AND_MS, block(model, "substitute, schedule"))
+    return model, *(with_older(r, r, TEMP_AND_MS) for r in told), ours
 
 
 def _fits() -> tuple[str, str, str]:
@@ -76,7 +104,7 @@ def _budget() -> tuple[str, str, str]:
     call = '`jaxmem.schedule(step, budget="14GiB", target="h100")`'
     return (
         call,
-        "recomputation: the fastest compiled step that fits, by prediction",
+        "recomputation; of the compiled steps that fit, the fastest by prediction",
         example,
     )
 
@@ -113,7 +141,7 @@ def _accumulation() -> tuple[str, str, str]:
     example = (
         f"BERT-Large, 8 micro-batches: {from_to('accumulation', 'peak MiB', *where)}"
     )
-    cost = f"another second moment: {_loss_apart('adama')}"
+    cost = f"a different second-moment estimate: {_loss_apart('adama')}"
     return "`jaxmem.microbatch(loss_fn, jaxmem.adama(3e-4), n=8)`", cost, example
 
 
@@ -131,7 +159,7 @@ def _frozen() -> tuple[str, str, str]:
         [r.get(f"{way}{column}") for way in ("plain", "substituted")]
         for column in (", MiB", ": predicted ms")
     )
-    cost = "rounding; no gradients and no moments exist for the frozen part"
+    cost = "rounding; the frozen part has no gradients and no moments"
     example = f"ResNet-101 whose weights are frozen: {_less(*both)}"
     call = '`jaxmem.trainable(params, ["**/lora_*"])`, and `substitute`'
     return call, cost, example
@@ -152,13 +180,13 @@ def _tiles() -> tuple[str, str, str]:
     step = {"step": "16 Llama-like layers, 8 x 2048", **H100}
     before, after = ({**step, "how": how} for how in ("remat", "3300 MiB"))
     found = from_to("tiles", "temp MiB", before, after)
-    example = f"16 Llama-like layers, AdamW, in place of `jax.checkpoint`: {found}"
+    example = f"16 Llama-like layers, AdamW, instead of `jax.checkpoint`: {found}"
     measured = row("tiles", after)  # its budget is "at most", and what is no temporary
     columns = "peak MiB", "temp MiB", "at most"
     peak, temp, limit = (float(measured[column]) for column in columns)
     budget = f"{peak - temp + limit + 0.5:.0f}MiB"
     call = f'`jaxmem.schedule(step, budget="{budget}", target="h100")`'
-    return call, "time: regions run in parts, the least number that fits", example
+    return call, "time: regions run in tiles, as few as fit the budget", example
 
 
 def _long_scan() -> tuple[str, str, str]:
@@ -173,7 +201,8 @@ def _long_scan() -> tuple[str, str, str]:
 def _table() -> tuple[str, str, str]:
     call = "`jaxmem.optim.rowwise(tx)`, `jaxmem.optim.value_and_row_grad`"
     cost = (
-        "rows that a batch does not read keep their moments: another rule than Adam's"
+        "a different update rule from Adam: rows that are not in the batch keep their "
+        "moments"
     )
     ways = (
         {"rule": "Adam", "variant": way, "columns": "128", **H100}
@@ -186,15 +215,15 @@ def _table() -> tuple[str, str, str]:
 PROBLEMS = {
     ("Does my step fit a chip?", "measuring"): _fits,
     ("Activations fill the memory", "substitution"): _activations,
-    ("The step must fit into a number of bytes", "budget"): _budget,
-    ("All gradients exist at once", "optimizers/gradient_release"): _gradients,
+    ("The step must fit into a memory budget", "budget"): _budget,
+    ("All gradients are live at once", "optimizers/gradient_release"): _gradients,
     ("The optimizer's moments are large", "optimizers/low_bit"): _moments,
     ("Gradient accumulation doubles the gradients", "optimizers/adama"): _accumulation,
     ("What is the largest batch?", "measuring"): _batch,
     ("Fine-tuning: most weights are frozen", "frozen"): _frozen,
     ("The logits of a large vocabulary", "cross_entropy"): _head,
-    ("One layer's scores, or the logits, are the peak", "tiles"): _tiles,
-    ("Deep stacks, LSTMs, replay through time", "budget"): _long_scan,
+    ("Attention scores or logits are the peak", "tiles"): _tiles,
+    ("Deep stacks, LSTMs, backpropagation through time", "budget"): _long_scan,
     ("Embedding tables", "tables"): _table,
 }
 
@@ -204,8 +233,8 @@ def problems(folder: str) -> str:
         (f"[{title}]({folder}{page}.md)", *describe())
         for (title, page), describe in PROBLEMS.items()
     ]
-    example = "for example, times predicted"
-    return table(("your problem", "the call", "what it costs", example), lines)
+    example = "example (predicted times)"
+    return table(("problem", "API", "cost", example), lines)
 
 
 figures("problems")(functools.partial(problems, "docs/"))

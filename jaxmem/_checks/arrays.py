@@ -65,7 +65,8 @@ def check_key(name: str, value: Any) -> Any:
 
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
     allowed = (
-        "is no key: one of jax.random.key(...), or a raw one of jax.random.PRNGKey"
+        "is not a key: pass one of jax.random.key(...), or a raw one of "
+        "jax.random.PRNGKey"
     )
     typed = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
     if not typed and dtype != np.uint32:

@@ -1,4 +1,4 @@
-"""A module compiled for devices that need not be there.
+"""A module compiled for absent devices.
 
 This file imports nothing of jaxmem: the process that compiles loads it by its place.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def compile_module(module: str, devices: list, options: dict[str, Any]) -> Any:
-    """The executable of a StableHLO module, for devices that need not be there.
+    """The executable of a StableHLO module, for absent devices.
 
     `jax.jit` asks the devices for their memories, which those of a topology do not have
     on every platform: the module itself names the memory of each argument.

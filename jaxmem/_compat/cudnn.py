@@ -10,7 +10,7 @@ def cudnn_attention(form: Any, scale: float, arrays: dict) -> tuple:
 
     `form` is one of `ops/attention/cudnn_rules.py`; `arrays` are q, k, v, and lengths
     of keys or None. JAX's own function asks the process for its GPU
-    and its cuDNN: these need not be there when a program is compiled.
+    and its cuDNN: they may be absent when a program is compiled.
     """
     from jax._src.cudnn import fused_attention_stablehlo as fused
 

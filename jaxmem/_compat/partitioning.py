@@ -69,7 +69,7 @@ def _rules(partitioned) -> list[tuple[Any, Any]]:
             raise ValueError(
                 "custom_partitioning on several devices needs arrays that name the "
                 "mesh, by jax.sharding.NamedSharding, and no jax.shard_map over some "
-                "of its axes, to be compiled for chips that are not there"
+                "of its axes, to be compiled for absent chips"
             )
         return partitioned(
             partitioning._custom_partitioning_lowering_rule, ctx, *values, **params

@@ -82,7 +82,7 @@ def _pair(out, options: StepOptions):
     form = "(loss, aux)"
     if options.has_model_state:
         form = f"(loss, {'(model_state, aux)' if options.has_aux else 'model_state'})"
-    raise TypeError(f"loss_fn must return {form}, got {_kind(out)} in its place")
+    raise TypeError(f"loss_fn must return {form}, got {_kind(out)} instead")
 
 
 def _scalar(loss):

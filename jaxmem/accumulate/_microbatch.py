@@ -68,7 +68,7 @@ def microbatch(
         micro-batch before it uses the first: they are all kept, or, with
         clip="two_pass", computed twice. The metrics count the skipped ones as
         "skipped"; the others keep their shares. If all are skipped, the parameters and
-        the state stay as they were, the counters included.
+        the state do not change, the counters included.
       accumulator_dtype: of the sum without AdamA, float32 or wider by default.
       clip: None, or "two_pass" for a `tx` with `optax.clip_by_global_norm` before
         AdamA: see `jaxmem.schedule`. With AdamA each micro-batch's gradient is clipped,
@@ -79,7 +79,7 @@ def microbatch(
         these axes of the mesh, and leaves the others (tensor parallelism, FSDP over
         another axis) to XLA.
       donate: whether the new parameters and the new state reuse the buffers of the old
-        ones. If not, both are there while the step runs: a second copy, whose bytes the
+        ones. If not, both are live while the step runs: a second copy, whose bytes the
         log reports. Inside an outer `jax.jit` (and so inside `shard_map`) this has no
         effect: there the outer one donates.
 
@@ -108,21 +108,22 @@ def microbatch(
 
     **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do.
     Gradients are then reduced once a micro-batch; with `axis_name` and `mesh`, or under
-    a `jax.shard_map` with `axis_name`, once a step. What the loss makes of its batch
-    is then of one device's part of a micro-batch: a mean inside of it (batch norm, a
-    load-balancing loss) is a mean over fewer examples, and its sharding constraints
-    hold for the other axes of the mesh. Parameters and optimizer state are replicated
-    over these axes, in and out (`P()`), `batch` is per device (`P(axis_name)`), and an
-    AdamA in `tx` has the same `axis_name`. The step is that of n M micro-batches on one
-    device; with another optimizer, whose accumulator is reduced, that of the whole
-    batch. In a map of one's own `check_vma` may be True or False.
+    a `jax.shard_map` with `axis_name`, once a step. What the loss computes over its
+    batch is then over one device's part of a micro-batch: a mean inside of it (batch
+    norm, a load-balancing loss) is a mean over fewer examples, and its sharding
+    constraints hold for the other axes of the mesh. Parameters and optimizer state are
+    replicated over these axes, in and out (`P()`), `batch` is per device
+    (`P(axis_name)`), and an AdamA in `tx` has the same `axis_name`. The step is that of
+    n M micro-batches on one device; with another optimizer, whose accumulator is
+    reduced, that of the whole batch. With your own `shard_map`, `check_vma` may be True
+    or False.
 
     - `rng`: the index of the device is folded into each key, for n=1 too. Keys in a
       model state (those of an nnx model) are the same on all devices.
     - Weights count against the sum over all devices, and all metrics are of all
       devices.
     - If a device skips a micro-batch, it contributes a zero gradient. If all devices
-      skip all of theirs, parameters and state stay as they were. With AdamA skipping
+      skip all of theirs, parameters and state do not change. With AdamA skipping
       takes a scalar of all devices in every micro-batch and, at the end of the step,
       the bytes of the parameters once more.
     - A transformation before AdamA in its chain sees the gradients of its device, and
@@ -139,8 +140,8 @@ def microbatch(
 
     Raises:
       TypeError, ValueError: here for options. At the first call for a batch that n does
-        not divide (naming the leaf), a loss that is no scalar, another structure than
-        announced, or a state of other parameters; with an `axis_name` for a call
+        not divide (naming the leaf), a loss that is not a scalar, a different structure
+        than announced, or a state of other parameters; with an `axis_name` for a call
         outside of a map over it, for parameters or moments sharded over it, or for an
         AdamA without it. At any call
         for an AdamA state from elsewhere that was made with another n or is in the
@@ -167,7 +168,7 @@ def microbatch(
       tx = jaxmem.adama(3e-4, axis_name="data")
       step = jaxmem.microbatch(loss_fn, tx, n=8, axis_name="data", mesh=mesh)
 
-    The same with a map of one's own::
+    The same with your own `shard_map`::
 
       tx = jaxmem.adama(3e-4, axis_name="data")
       step = jaxmem.microbatch(loss_fn, tx, n=8, axis_name="data")

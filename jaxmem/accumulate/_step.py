@@ -116,6 +116,6 @@ def _naming_arguments(run: Callable, args):
 
 def _log_copies(arguments: list[Any]) -> None:
     log_once(
-        "microbatch: donate=False, so parameters and state are there twice while a "
-        f"step runs, {tree_bytes(arguments)} more than with donate=True"
+        "microbatch: donate=False, so parameters and state are in memory twice while "
+        f"a step runs, {tree_bytes(arguments)} more than with donate=True"
     )

@@ -14,7 +14,7 @@ EXACT = "none"  # the error of a measure that changes nothing but rounding
 
 @dataclass(frozen=True)
 class CompiledMeasure:
-    """A measure that was compiled.
+    """A technique that was compiled.
 
     Attributes:
       name: its name, or those of several together.
@@ -58,19 +58,19 @@ class CompiledMeasure:
 
     @property
     def exact(self) -> bool:
-        """Whether training is that of the step as it is, but for rounding."""
+        """Whether training equals that of the original step, up to rounding."""
         return self.error == EXACT
 
 
 @dataclass(frozen=True)
 class Advice(SavedResult):
-    """The measures that `jaxmem.advise` compiled, in order; prints as a table.
+    """The techniques that `jaxmem.advise` compiled, in order; prints as a table.
 
     Attributes:
       name: the step's name.
       target: the chip.
       budget_bytes: what the step may take on one device.
-      measures: those compiled, the step as it is first; without `every` the last is
+      measures: those compiled, the original step first; without `every` the last is
         the first that fits, if any does.
     """
 
@@ -81,7 +81,7 @@ class Advice(SavedResult):
 
     @property
     def taken(self) -> CompiledMeasure | None:
-        """The one to take of those that fit; None where none does.
+        """The recommended one of those that fit; None if none does.
 
         The exact ones come first, and of these the one that is predicted to take least
         time; without rates of the chip it is the first.
@@ -94,7 +94,7 @@ class Advice(SavedResult):
 
     @property
     def code(self) -> str:
-        """The lines to write for it; empty where no measure fits, or none is needed."""
+        """The code to write for it; empty if no technique fits, or none is needed."""
         return "\n".join(self.taken.code) if self.taken else ""
 
     def to_json(self, indent: int | None = None) -> str:
@@ -128,7 +128,7 @@ class Advice(SavedResult):
         return Group(*parts)
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Draws the bytes of each measure beside the budget.
+        """Plots the bytes of each technique and the budget.
 
         Args:
           path: a file whose suffix matplotlib knows, such as `.png` or `.svg`.
@@ -141,7 +141,7 @@ class Advice(SavedResult):
 
         known = [one for one in self.measures if one.peak_bytes is not None]
         if not known:
-            raise ValueError("nothing to draw: the compiler refused every measure")
+            raise ValueError("nothing to draw: the compiler refused every technique")
         figure = Figure(figsize=(8, 1.2 + 0.4 * len(known)), layout="constrained")
         axes = figure.add_subplot()
         sizes = [(one.peak_bytes or 0) / 2**30 for one in known]
@@ -173,7 +173,7 @@ class Advice(SavedResult):
     def _headline(self) -> str:
         room = f"{format_bytes(self.budget_bytes)} on {self.target}"
         if self.taken is None:
-            return f"{self.name}: nothing that was tried fits {room}"
+            return f"{self.name}: no technique that was tried fits {room}"
         if self.taken is self.measures[0]:
             return f"{self.name} fits {room} as it is"
         return f"{self.name} fits {room} with {self.taken.name}"
@@ -196,4 +196,4 @@ class Advice(SavedResult):
         return [*whys, *done, *(["", self.code] if code and self.code else [])]
 
 
-_HEAD = ("measure", "peak", "predicted ms", "of it recomputing", "fits", "error")
+_HEAD = ("technique", "peak", "predicted ms", "of it recomputing", "fits", "error")

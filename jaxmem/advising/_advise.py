@@ -41,18 +41,18 @@ def advise(
     progress: bool = True,
     **kwargs: Any,
 ) -> Advice:
-    """Finds what makes a training step fit: compiles measures until one does.
+    """Finds out what makes a training step fit, by compiling techniques until one does.
 
-    Exact measures come first, those that cost least time before the others: nothing;
+    Exact techniques come first, the cheapest before the others: nothing;
     `substitute`; `schedule`; both; `schedule` with the budget, which recomputes, runs
     regions in tiles and the step in micro-batches as far as needed; the same with
-    residuals that wait in the host's memory; the optimizer's state there. Then those
-    that are approximate and allowed, alone and together. The bytes are those that the
-    compiled step takes.
+    residuals offloaded to the host; the optimizer's state on the host. Then the
+    approximate techniques in `allow`, alone and combined. The bytes are those of
+    the compiled step.
 
     Args:
       fn: a training step, jitted or not, of any framework; or, with `tx`, a loss
-        `(model, batch, ...) -> scalar`, of which the step is made here. The model is a
+        `(model, batch, ...) -> scalar`, from which the step is built. The model is a
         pytree of parameters, an nnx module or an Equinox module.
       *args: its arguments: arrays, or `jax.ShapeDtypeStruct` in any pytrees. In a step
         an nnx module is substituted, and the linen module of a TrainState, whose
@@ -60,27 +60,27 @@ def advise(
       tx: the optimizer, for a loss; other optimizers are then tried.
       target: a chip of `jaxmem.targets()`; that of this process by default.
       budget: bytes on one device, or a text like "14GiB"; what the chip has by default.
-      allow: approximate measures that may be tried after the exact ones. "bits": what
+      allow: approximate techniques to try after the exact ones. "bits": what
         modules keep in 8 bits, or, of a loss of parameters or of an Equinox module,
         derivatives of activations in 2; for a loss also "moments": Adam's moments in 8
-        bits, and "adama": AdamA over 2 to 16 micro-batches, in the place of `tx`.
+        bits, and "adama": AdamA over 2 to 16 micro-batches, instead of `tx`.
       donate_argnums: arguments whose buffers the step may reuse; a jitted step brings
         its own, and for a loss they are the parameters and the optimizer's state.
       donate_argnames: the same for keyword arguments.
       static_argnums: positional arguments that are Python values, not arrays.
       static_argnames: the same for keyword arguments.
-      every: whether the measures after the first that fits are compiled too.
+      every: whether the techniques after the first that fits are compiled too.
       progress: show what is being compiled, where the output is a terminal.
       **kwargs: the step's keyword arguments.
 
     Returns:
-      An `Advice`: it prints as a table of measures with bytes, predicted milliseconds
-      and error, and the lines to write.
+      An `Advice`: it prints as a table of techniques with bytes, predicted milliseconds
+      and error, and the code to write.
 
     Raises:
       TypeError: no function, a loss that is no scalar, an argument that is no array.
-      ValueError: an unknown target or measure, no budget for a target without one; a
-        measure that this step or loss cannot take.
+      ValueError: an unknown target or technique, no budget for a target without one; a
+        technique that does not apply to this step or loss.
 
     Example::
 

@@ -79,7 +79,7 @@ def _scheduled(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
     free, least = (_expected(step, peaks, p) for p in (peaks.free, peaks.least))
     free += round(_OFF * step.peak_bytes)  # what is small beside it is not modelled
     if peaks.free < peaks.plain:
-        why = "what it recomputes costs next to nothing"
+        why = "what it recomputes is cheap"
         yield Remedy(f"jaxmem.schedule(step, {target})", free, why)
     budget = _surely(step, least)
     if budget < (1 - _LEAST) * min(free, step.peak_bytes):

@@ -26,21 +26,21 @@ def audit(
     timeout: float = 600,
     **kwargs: Any,
 ) -> AuditReport:
-    """Compiles a step for a target, and checks what the compiler made of it.
+    """Compiles a step for a target, and checks the compiled module.
 
-    The step is not run. The scheduled module and the compiler's buffer assignment are
-    held against each other, without the compiler's own live ranges. The rules are:
+    The step is not run. The scheduled module is compared with the compiler's
+    buffer assignment, without the compiler's own live ranges. The rules are:
 
-    - *shared_bytes*: values that are alive together have no byte in common;
-    - *read_after_update*: what is updated in place is not read afterwards;
+    - *shared_bytes*: values that are live together share no byte;
+    - *read_after_update*: a value that is updated in place is not read afterwards;
     - *read_elsewhere*: a fusion that updates an operand in place reads of it only the
       slice that it writes;
     - *two_outputs*: two outputs of one instruction have two buffers;
     - *donations*: a donated argument is given to one output, of its size, and no other
       argument is written;
     - *host_slices*: a GPU takes a slice of the host's memory from where its index says;
-    - *collectives*: a sum over devices adds what each has of one place, and once; no
-      sum is missing; devices that join come there together.
+    - *collectives*: a sum over devices adds the shards of one part of an array, once;
+      no sum is missing; all devices reach a collective on the same branch.
 
     A finding is a fault of the compiler, whose consequence is a wrong value. One of
     *collectives* may also be one of the step's own `jax.shard_map`.

@@ -38,18 +38,18 @@ def check(
     differs is named, and of a step of `jaxmem.schedule` the pass that makes the
     difference: passes are switched off one by one.
 
-    No tolerance is given: it is what rounding does to the reference. The reference is
-    run twelve times more with each operation that rounds off by a unit roundoff of its
-    dtype at random, sums of n terms by sqrt(n) of them. How far these runs lie from the
-    plain one is measured for each result and each step, by the largest difference, the
-    root mean square, and the projection on the result; step and reference may differ by
-    four times the mean of a measure (each may be off by it, and the step may round
-    twice where the reference rounds once) and 10.1 times its standard deviation (one in
-    two million, by Student's t). So a result that is ill-conditioned, as Adam's update
-    where gradients are near zero, has the tolerance that is due to it, and no other
-    one does. Integers, booleans and random keys must be equal, unless roundings change
-    them in these runs, as they do quantized values. NaN and infinities must be at the
-    same places.
+    The tolerance is measured from the effect of rounding on the reference. The
+    reference is run twelve more times, with each rounding operation perturbed at random
+    by a unit roundoff of its dtype, sums of n terms by sqrt(n) of them. How far these
+    runs lie from the plain one is measured for each result and each step, by the
+    largest difference, the root mean square, and the projection on the result; step and
+    reference may differ by four times the mean of a measure (each may be off by it, and
+    the step may round twice where the reference rounds once) and 10.1 times its
+    standard deviation (one in two million, by Student's t). So a result that is
+    ill-conditioned, as Adam's update where gradients are near zero, gets a larger
+    tolerance, and only such a result does. Integers, booleans and random keys must be
+    equal, unless roundings change them in these runs, as they do quantized values. NaN
+    and infinities must be at the same places.
 
     A step may be less exact than its reference: where that tolerance is not enough, the
     step is run twelve times with such roundings, too. Half of the tolerance is then of
@@ -58,14 +58,14 @@ def check(
     says how many times as far rounding moves the step's results, whether they agree or
     not.
 
-    What is not found: a fault that both have; one that is smaller than the roundings of
+    Not detected: a fault that both have; one that is smaller than the rounding of
     the dtypes, as a factor of 1.001 in bfloat16 may be; one on other arguments.
 
     Args:
       step: the function to check, jitted or not; a scheduled one, for instance.
-      reference: a function that is right, of the same arguments and results.
-      *args: arrays, in any pytrees, and objects as the step takes them. They stay as
-        they are, donated or not.
+      reference: a correct function with the same arguments and results.
+      *args: arrays, in any pytrees, and objects as the step takes them. They are not
+        modified, donated or not.
       steps: how many calls.
       carry: positions of the arguments that are results of the call before, in the
         order of the results; `()` for none. By default the first results, as long as

@@ -10,7 +10,7 @@ _SCALE = 0.02  # of weights as they are initialized
 
 
 def drawn(tree: Any) -> Any:
-    """The pytree with an array in the place of each `jax.ShapeDtypeStruct`.
+    """The pytree with an array instead of each `jax.ShapeDtypeStruct`.
 
     Floats are normal with a standard deviation of 0.02, what is named as a second
     moment not negative; all else is zero.

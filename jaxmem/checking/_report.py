@@ -152,7 +152,7 @@ class CheckReport(SavedResult):
             where = f", {self.where}" if self.where else ""
             said.append(f"the first module that differs: {self.module}{where}")
         if self.guilty:
-            said.append(f"the pass that does it: {' with '.join(self.guilty)}")
+            said.append(f"the pass that causes it: {' with '.join(self.guilty)}")
         return [*said, *self.notes]
 
 

@@ -18,7 +18,7 @@ _STEPS = 2  # the second with the state that the first one leaves
 
 
 class VerifyError(RuntimeError):
-    """A scheduled step gives other results than the step as it was given.
+    """A scheduled step gives different results from the original step.
 
     Attributes:
       report: the `CheckReport`; its `write_script` writes what reproduces it.
@@ -43,7 +43,7 @@ def verify(
 
     Args:
       step: the scheduled step.
-      reference: the step as it was given.
+      reference: the original step.
       args: arguments, which stay as they are.
       kwargs: keyword arguments, likewise.
       static: places of those that are Python values.
@@ -55,7 +55,7 @@ def verify(
       VerifyError: a result differs.
     """
     name = getattr(reference, "__name__", "the step")
-    why = "the device has not the room for the step as it was given"
+    why = "the original step does not fit the device"
     for note, comparison in _that_fit(reference, (args, dict(kwargs)), static):
         try:
             report = compared(step, comparison, [note] if note else [])

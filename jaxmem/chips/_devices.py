@@ -35,7 +35,7 @@ def target_mesh(
     *,
     axis_types: Sequence[AxisType] | None = None,
 ) -> AbstractMesh:
-    """A mesh of chips that are not there, to build shardings from.
+    """A mesh of absent chips, to build shardings from.
 
     Put `NamedSharding(mesh, spec)` on the `jax.ShapeDtypeStruct` that go to
     `jaxmem.estimate`; the step is then compiled for that many chips, with its
@@ -82,7 +82,7 @@ def target_mesh(
 
 
 def chip_mesh(target: Target) -> AbstractMesh:
-    """A mesh of one chip that is not there, for kernels that ask which chip it is."""
+    """A mesh of one absent chip, for kernels that ask which chip it is."""
     return _mesh(target, (1,), ("_",), (AxisType.Auto,))
 
 
@@ -92,7 +92,7 @@ def lowered_for(target: Target) -> contextlib.AbstractContextManager:
 
 
 def traced_for(chip: Target | None) -> contextlib.AbstractContextManager:
-    """A context in which a step is traced for a chip that need not be there."""
+    """A context in which a step is traced for a chip that may be absent."""
     compiler = None if chip is None else CHIPS[chip.name].compiler
     told = compiler.capability if isinstance(compiler, Gpu) else None
     return _compat.absent_gpu(told)

@@ -27,17 +27,20 @@ def advise(
     target: Chip = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="The peak that is allowed, as in 14GiB."),
+        typer.Option(metavar="SIZE", help="Limit for the peak, such as 14GiB."),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--every", help="Compile also what comes after a fit.")
+        bool,
+        typer.Option(
+            "--every", help="Also compile the techniques after the first that fits."
+        ),
     ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MEASURE",
-            help="An approximate measure that may be tried: bits, moments, adama; may "
-            "be given again.",
+            metavar="TECHNIQUE",
+            help="An approximate technique to try: bits, moments, adama; can "
+            "be repeated.",
         ),
     ] = None,
     donate: Donate = None,
@@ -46,14 +49,14 @@ def advise(
     html_path: Html = None,
     plot_path: Plot = None,
 ) -> None:
-    """Find what makes a step fit, and show the line to write.
+    """Find out what makes a step fit, and print the code to write.
 
-    Measures are compiled one after another, those that cost least time first. For
-    example `jaxmem advise train:for_jaxmem --target l4 --budget 16GiB`. A loss brings
-    its optimizer along, as `{"tx": ...}` in the options.
+    Techniques are compiled one after another, the cheapest first. For example
+    `jaxmem advise train:for_jaxmem --target l4 --budget 16GiB`. For a loss, pass its
+    optimizer as `{"tx": ...}` in the options.
 
-    Exits 0 where a measure fits the budget, 1 where none does, 2 on wrong use, 3 where
-    the step cannot be imported, traced or compiled.
+    Exits 0 if a technique fits the budget, 1 if none does, 2 on a usage error, 3 if the
+    step cannot be imported, traced or compiled.
     """
     import jaxmem
     from jaxmem.advising.measures import APPROXIMATE
@@ -81,4 +84,4 @@ def advise(
     advice = jaxmem.advise(found.fn, *args, **options)
     show(advice, json_path, plot_path, html=html_path)
     if advice.taken is None:
-        does_not_fit(f"nothing that was tried, on {advice.target}")
+        does_not_fit(f"no technique that was tried, on {advice.target}")

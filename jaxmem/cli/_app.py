@@ -16,12 +16,12 @@ DOES_NOT_FIT, WRONG_USE, FAILED, INTERRUPTED = 1, 2, 3, 130
 # What each exit code means: `docs/commands.py` writes it into the page, and the tests
 # walk it with every command.
 EXIT_CODES = {
-    0: "it fits, or there was nothing to fit",
+    0: "it fits, or there is nothing to check",
     DOES_NOT_FIT: "it does not fit: a limit, a budget, the memory of the chip; for "
-    "`lint`, there is a finding as severe as `--fail-on`; for `audit`, there is one; "
+    "`lint`, a finding is as severe as `--fail-on`; for `audit`, there is a finding; "
     "for `check`, a result differs; for `explain`, the log has no such error",
-    WRONG_USE: "wrong use: an unknown option or chip, a name that is not there, a "
-    "value that is not allowed",
+    WRONG_USE: "usage error: an unknown option, chip or name, or a value "
+    "that is not allowed",
     FAILED: "something could not be imported, traced, compiled, installed or written",
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
@@ -34,7 +34,7 @@ Traceback = Annotated[
     typer.Option(
         "--traceback",
         envvar="JAXMEM_TRACEBACK",
-        help="Show where in the code an error comes from.",
+        help="Print the traceback of an error.",
     ),
 ]
 
@@ -123,12 +123,17 @@ def jaxmem_command(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print it."),
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     """Training in JAX that fits in less memory.
 
-    Exits 0 where the step fits, 1 where it does not, 2 on wrong use, and 3 where
+    Exits 0 if the step fits, 1 if it does not, 2 on a usage error, and 3 if
     something could not be imported, traced, compiled, installed or written.
     """
     if context.invoked_subcommand is None:

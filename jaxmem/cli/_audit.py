@@ -30,9 +30,9 @@ def audit(
     json_path: Json = None,
     html_path: Html = None,
 ) -> None:
-    """Check what the compiler made of a step: no value is lost in shared memory.
+    """Check the compiled step: no value is overwritten while it is still needed.
 
-    Exits 0, or 1 where there is a finding, 2 on wrong use, 3 where the step cannot be
+    Exits 0, or 1 if there is a finding, 2 on a usage error, 3 if the step cannot be
     imported, traced or compiled.
     """
     import jaxmem

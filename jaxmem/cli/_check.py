@@ -17,8 +17,8 @@ Step = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:STEP",
-        help="The function to check. MODULE is one that can be imported from the "
-        "current folder, or a path to a `.py` file. STEP takes no arguments and "
+        help="The function to check. MODULE can be imported from the current "
+        "folder, or is a path to a `.py` file. STEP takes no arguments and "
         "returns `(step, args)` or `(step, args, options)`, or is the step itself.",
         show_default=False,
     ),
@@ -27,8 +27,8 @@ Reference = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:REFERENCE",
-        help="The function that is right, of the same arguments and results; or one "
-        "that returns it with arguments, which are not looked at.",
+        help="The reference, with the same arguments and results; or a function "
+        "that returns it with arguments, which are ignored.",
         show_default=False,
     ),
 ]
@@ -36,7 +36,7 @@ Script = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Where there is a difference, write a Python file that finds it again.",
+        help="If a result differs, write a Python file that reproduces it.",
         callback=to_write(".py"),
     ),
 ]
@@ -47,7 +47,7 @@ def check(
     reference: Reference,
     arguments: Arguments = None,
     batch: Batch = None,
-    steps: Annotated[int, typer.Option(min=1, help="Calls, one after the other.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Number of consecutive steps.")] = 3,
     static: Static = None,
     script: Script = None,
     json_path: Json = None,
@@ -55,9 +55,9 @@ def check(
 ) -> None:
     """Run a step and its reference on this device, and compare all results.
 
-    Tolerances are what roundings do to the reference. Arguments that are shapes are
-    drawn at random: small normal floats, and zeros. Exits 0, or 1 where a result
-    differs, 2 on wrong use, 3 where a step cannot be imported or run.
+    Tolerances are measured from the effect of rounding on the reference. Arguments that
+    are shapes are drawn at random: small normal floats, and zeros. Exits 0, or 1 if a
+    result differs, 2 on a usage error, 3 if a step cannot be imported or run.
     """
     import jaxmem
     from jaxmem.checking import drawn

@@ -30,7 +30,8 @@ def demo(
     optimizer: Annotated[
         str,
         typer.Option(
-            help="Of the substituted run; the plain one has adamw. adama, adamw-8bit, "
+            help="Optimizer of the substituted run; the plain run uses adamw. "
+            "adama, adamw-8bit, "
             "adamw-float8, adamw-4bit, adama-8bit, adamw-host, galore, galore-8bit, "
             "apollo, apollo-mini, fira, came, adafactor, adalomo, lomo, sm3 or "
             "adam-mini."
@@ -39,13 +40,13 @@ def demo(
     micro_batches: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Parts of a batch in both runs.  [default: 1; with adama, 8]"
+            min=1, help="Micro-batches in both runs.  [default: 1; with adama, 8]"
         ),
     ] = None,
     technique: Annotated[
         str,
         typer.Option(
-            help="Of the second run. To rounding: exact, elementwise, ms-norm, "
+            help="Technique of the second run. Exact: exact, elementwise, ms-norm, "
             "linear-cross-entropy, frozen. Approximate: bits-1, bits-2, bits-3, "
             "bits-4, regelu2, storage-8, storage-float8, storage-4. With --model linen "
             "also lora, wta-crs and velora."
@@ -53,7 +54,7 @@ def demo(
     ] = "exact",
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Chip to compile for; may be given again. See `targets`."),
+        typer.Option(help="Chip to compile for; can be repeated. See `targets`."),
     ] = None,
     out: Annotated[
         Path, typer.Option(help="Folder for the results.", callback=folder_to_write)
@@ -62,16 +63,16 @@ def demo(
 ) -> None:
     """Train a small GPT plain and substituted, and print the bytes of both.
 
-    The text is the Python standard library's own sources. Writes `demo.png` and
-    `demo.json` into the folder `--out`. Ends within 3 minutes on 2 cores.
+    The text is the source code of Python's standard library. Writes `demo.png` and
+    `demo.json` into the folder `--out`. Takes less than 3 minutes on 2 cores.
 
     With `--optimizer adama` the plain model trains with AdamW on gradients accumulated
     over micro-batches, the substituted one through `jaxmem.microbatch` with AdamA.
 
-    With `--technique frozen` or `lora` both runs train a part of the parameters, the
-    same one. With `inplace-abn` both have batch norms in their MLPs.
+    With `--technique frozen` or `lora` both runs train the same part of the parameters.
+    With `inplace-abn` both have batch norms in their MLPs.
 
-    Exits 0, 2 on wrong use, 3 where something fails.
+    Exits 0, 2 on a usage error, 3 if something fails.
     """
     from rich.console import Console
 

@@ -32,7 +32,7 @@ def estimate(
         typer.Option(
             "--max",
             metavar="SIZE",
-            help="The most bytes of the peak, as in 14GiB, beside the chip's memory.",
+            help="Limit for the peak, such as 14GiB, in addition to the chip's memory.",
         ),
     ] = None,
     donate: Donate = None,
@@ -40,13 +40,13 @@ def estimate(
     timeout: Timeout = None,
     time: Annotated[
         bool,
-        typer.Option("--time", help="Print what the predicted seconds are made of."),
+        typer.Option("--time", help="Print a breakdown of the predicted seconds."),
     ] = False,
     json_path: Json = None,
     html_path: Html = None,
     plot_path: Plot = None,
 ) -> None:
-    """Print the bytes that a step takes on a chip, which need not be there.
+    """Print the bytes that a step takes on a chip, even if you do not have it.
 
     FUNCTION returns the step with its arguments, which are arrays or
     `jax.ShapeDtypeStruct`, and options of `jaxmem.estimate`. With this in `train.py`:
@@ -60,7 +60,7 @@ def estimate(
     function `args()` in `train.py` that returns `(params, batch)` it is
     `jaxmem estimate train:train_step --donate 0`.
 
-    Exits 0 where the step fits, 1 where it does not, 2 on wrong use, 3 where the step
+    Exits 0 if the step fits, 1 if it does not, 2 on a usage error, 3 if the step
     cannot be imported, traced or compiled.
     """
     import jaxmem

@@ -28,7 +28,7 @@ def explain(
         Path,
         typer.Argument(
             metavar="LOG",
-            help="A file with the error, or - for the standard input.",
+            help="A file with the error, or - for standard input.",
             show_default=False,
         ),
     ],
@@ -36,8 +36,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="The step that was running: it is compiled, and what is largest is "
-            "told by module and line.",
+            help="The step that was running: it is compiled, and its largest buffers "
+            "are listed by module and line.",
         ),
     ] = None,
     arguments: Arguments = None,
@@ -51,12 +51,13 @@ def explain(
 ) -> None:
     """Explain an out-of-memory error of XLA: what is large, why, and what to write.
 
-    LOG is what was printed: `python train.py 2>&1 | tee log`, then `jaxmem explain
-    log`. It may have more than the error, of a GPU, a TPU or the host; of several
-    errors the last is explained. `--target` is the chip that the program ran on.
+    LOG is the output of the program: `python train.py 2>&1 | tee log`, then `jaxmem
+    explain log`. It may contain other output as well, from a GPU, a TPU or the host; if
+    there are several errors, the last is explained. `--target` is the chip that the
+    program ran on.
 
-    Exits 0, or 1 where the log has no such error, 2 on wrong use, 3 where the log
-    cannot be read, or the step not be imported, traced or compiled.
+    Exits 0, or 1 if the log has no such error, 2 on a usage error, 3 if the log cannot
+    be read, or the step cannot be imported, traced or compiled.
     """
     import jaxmem
     from jaxmem.explaining import has_error
@@ -72,7 +73,7 @@ def explain(
     if step is None and (given := [k for k, v in of_step.items() if v is not None]):
         raise typer.BadParameter(f"{given[0]} needs a --step")
     if not has_error(text):
-        typer.echo(f"{log} has no error of memory that has run out", err=True)
+        typer.echo(f"{log} has no out-of-memory error", err=True)
         raise typer.Exit(DOES_NOT_FIT)
     if step is None:
         check_target(target, to_compile=False)

@@ -15,32 +15,35 @@ def layout(
     capacity: Annotated[
         str | None,
         typer.Option(
-            help="Bytes of the arena, as in 1048576 or 1MiB; without, the least."
+            help="Size of the arena, such as 1048576 or 1MiB; by default as small as "
+            "possible."
         ),
     ] = None,
     time_limit: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds after which the best is taken.", callback=seconds
+            min=0,
+            help="Stop after this many seconds with the best layout.",
+            callback=seconds,
         ),
     ] = 10.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="CSV to write, with a column of offsets.", callback=to_write()
+            help="CSV file to write, with a column of offsets.", callback=to_write()
         ),
     ] = None,
     json_path: Json = None,
     plot_path: Plot = None,
 ) -> None:
-    """Find offsets in one arena for buffers with lifetimes, with the arena small.
+    """Find offsets for buffers with given lifetimes in an arena as small as possible.
 
-    FILE has a header line and one line for each buffer, which is alive from `lower` up
+    FILE has a header line and one line for each buffer, which is live from `lower` up
     to but not including `upper`: the format of minimalloc's benchmark.
 
-    Exits 0 with a layout, 1 where none was found within the capacity (the best one is
-    written all the same), 2 on wrong use, 3 where no picture can be drawn.
+    Exits 0 with a layout, 1 if none was found within the capacity (the best one is
+    written anyway), 2 on a usage error, 3 if no picture can be drawn.
     """
     from jaxmem.planning import NoLayoutError, read_buffers, write_buffers
 

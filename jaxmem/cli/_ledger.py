@@ -18,25 +18,27 @@ def ledger(
     function: Function,
     arguments: Arguments = None,
     micro_batches: Annotated[
-        int, typer.Option(min=1, help="Parts of a mini-batch.")
+        int, typer.Option(min=1, help="Micro-batches in a mini-batch.")
     ] = 1,
     released: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Stacked parameters whose gradients exist a layer at a time, as in "
-            "`layers/**`; may be given again.",
+            help="Stacked parameters whose gradients are released layer by layer, such "
+            "as `layers/**`; can be repeated.",
         ),
     ] = None,
     gradient_dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Of the gradients.")
+        str | None, typer.Option(metavar="DTYPE", help="Dtype of the gradients.")
     ] = None,
     accumulator_dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Of the accumulator.")
+        str | None, typer.Option(metavar="DTYPE", help="Dtype of the accumulator.")
     ] = None,
     maximum: Annotated[
         str | None,
-        typer.Option("--max", metavar="SIZE", help="The most bytes on one device."),
+        typer.Option(
+            "--max", metavar="SIZE", help="Limit for the bytes on one device."
+        ),
     ] = None,
     json_path: Json = None,
     html_path: Html = None,
@@ -45,11 +47,11 @@ def ledger(
     """Count the bytes of weights, gradients and optimizer state, without compiling.
 
     FUNCTION returns `(params, tx)`, with arrays or `jax.ShapeDtypeStruct` and an optax
-    transformation; or a step with its arguments, in which a `TrainState` or an
-    `nnx.Optimizer` is looked for. It may also be the transformation itself, with
-    `--args` for a function that returns `(params,)`.
+    transformation; or a step with its arguments, among them a `TrainState` or an
+    `nnx.Optimizer`. It may also be the transformation itself, with `--args` for a
+    function that returns `(params,)`.
 
-    Exits 0, or 1 where they are more than `--max`, 2 on wrong use, 3 where something
+    Exits 0, or 1 if they take more than `--max`, 2 on a usage error, 3 if something
     cannot be imported or traced.
     """
     import jaxmem

@@ -37,7 +37,7 @@ def lint(
     batch: Batch = None,
     target: Chip = None,
     fail_on: Annotated[
-        FailOn, typer.Option(help="The least severity with which to exit 1.")
+        FailOn, typer.Option(help="The lowest severity that exits with 1.")
     ] = FailOn.error,
     donate: Donate = None,
     static: Static = None,
@@ -45,13 +45,13 @@ def lint(
     json_path: Json = None,
     html_path: Html = None,
 ) -> None:
-    """Find what makes a step take more memory or time than it need.
+    """Find what makes a step take more memory or time than it needs.
 
-    The step is traced; with `--target` it is compiled, too, and what only the compiled
-    step tells is checked.
+    The step is traced; with `--target` it is also compiled, and checked for problems
+    that only the compiled step shows.
 
-    Exits 0, or 1 where a finding is as severe as `--fail-on`, 2 on wrong use, 3 where
-    the step cannot be imported, traced or compiled.
+    Exits 0, or 1 if a finding is as severe as `--fail-on`, 2 on a usage error, 3 if the
+    step cannot be imported, traced or compiled.
     """
     import jaxmem
 

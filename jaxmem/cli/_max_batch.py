@@ -26,21 +26,21 @@ def max_batch(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Bytes on one device, as in 14GiB.  [default: the chip's memory]",
+            help="Memory of one device, such as 14GiB.  [default: the chip's memory]",
         ),
     ] = None,
     multiple_of: Annotated[
-        int, typer.Option(min=1, help="Only batches that this number divides.")
+        int, typer.Option(min=1, help="Only multiples of this number.")
     ] = 1,
     limit: Annotated[int, typer.Option(min=1, help="The largest batch to try.")] = 1
     << 20,
     minimum: Annotated[
-        int, typer.Option("--min", min=1, help="The least batch that will do.")
+        int, typer.Option("--min", min=1, help="The smallest acceptable batch.")
     ] = 1,
     best: Annotated[
         bool,
         typer.Option(
-            "--best", help="Find the batch with the most examples a second instead."
+            "--best", help="Find the batch with the most examples per second instead."
         ),
     ] = False,
     donate: Donate = None,
@@ -50,14 +50,14 @@ def max_batch(
 ) -> None:
     """Find the largest batch whose step fits a chip.
 
-    What makes the arguments has a parameter `batch`: FUNCTION itself, which returns
-    `(step, args)`, or the function of `--args`.
+    The function that returns the arguments has a parameter `batch`: FUNCTION itself,
+    which returns `(step, args)`, or the function of `--args`.
 
         def args(batch):
             params = jax.eval_shape(init, jax.random.key(0))
             return params, jax.ShapeDtypeStruct((batch, 512), "int32")
 
-    Exits 0 with a batch, 1 where not even `--min` fits, 2 on wrong use, 3 where the
+    Exits 0 with a batch, 1 if not even `--min` fits, 2 on a usage error, 3 if the
     step cannot be imported, traced or compiled.
     """
     import jaxmem

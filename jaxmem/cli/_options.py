@@ -29,7 +29,7 @@ Function = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FUNCTION",
-        help="MODULE is one that can be imported from the current folder, or a path to "
+        help="MODULE can be imported from the current folder, or is a path to "
         "a `.py` file. FUNCTION takes no arguments and returns `(step, args)` or "
         "`(step, args, options)`, or is the step itself.",
         show_default=False,
@@ -40,13 +40,13 @@ Arguments = Annotated[
     typer.Option(
         "--args",
         metavar="[MODULE:]FUNCTION",
-        help="What makes the arguments where FUNCTION is the step itself: it returns a "
-        "tuple.  [default: the function `args` beside it]",
+        help="The function that returns the arguments, a tuple, if FUNCTION is the "
+        "step itself.  [default: the function `args` beside it]",
     ),
 ]
 Batch = Annotated[
     int | None,
-    typer.Option(min=1, help="For a function with a parameter `batch`: its value."),
+    typer.Option(min=1, help="Batch size, for a function with a parameter `batch`."),
 ]
 Chip = Annotated[
     str | None,
@@ -60,22 +60,22 @@ Donate = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ARGUMENT",
-        help="Number or name of a donated argument; may be given again.",
+        help="Number or name of a donated argument; can be repeated.",
     ),
 ]
 Static = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ARGUMENT",
-        help="Number or name of an argument that is a plain Python value; may be given "
-        "again.",
+        help="Number or name of an argument that is a plain Python value; can be "
+        "repeated.",
     ),
 ]
 Timeout = Annotated[
     float | None,
     typer.Option(
         min=0.001,
-        help="Seconds that a compile may take.  [default: 600]",
+        help="Limit for a compile, in seconds.  [default: 600]",
         callback=seconds,
     ),
 ]
@@ -94,7 +94,7 @@ Html = Annotated[
     typer.Option(
         "--html",
         metavar="FILE",
-        help="Write a page that a browser shows, to a file that ends in .html.",
+        help="Write an HTML page, to a file that ends in .html.",
         callback=to_write(".html"),
     ),
 ]
@@ -103,7 +103,7 @@ Plot = Annotated[
     typer.Option(
         "--plot",
         metavar="FILE",
-        help="Draw a picture (.png, .svg, .pdf).",
+        help="Write a plot (.png, .svg, .pdf).",
         callback=to_write(*PICTURES),
     ),
 ]

@@ -36,27 +36,29 @@ def plan(
     target: Chip = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="The peak that is allowed, as in 14GiB."),
+        typer.Option(metavar="SIZE", help="Limit for the peak, such as 14GiB."),
     ] = None,
     donate: Donate = None,
     static: Static = None,
     clip: Annotated[
-        Clipping | None, typer.Option(help="For a step that needs all gradients.")
+        Clipping | None,
+        typer.Option(help="Clip by the global norm in two backward passes."),
     ] = None,
     offload: Annotated[
-        bool, typer.Option("--offload", help="Residuals may wait in the host's memory.")
+        bool,
+        typer.Option("--offload", help="Allow residuals to be offloaded to the host."),
     ] = False,
     tile: Annotated[
-        bool, typer.Option("--tile/--no-tile", help="Regions may be run in tiles.")
+        bool, typer.Option("--tile/--no-tile", help="Allow regions to run in tiles.")
     ] = True,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Take the first plan that fits.")
+        bool, typer.Option("--quick", help="Use the first plan that fits.")
     ] = False,
     search_seconds: Annotated[
         float | None,
         typer.Option(
             min=0.001,
-            help="Seconds after which the best plan is taken.",
+            help="Stop the search after this many seconds with the best plan.",
             callback=seconds,
         ),
     ] = None,
@@ -64,13 +66,13 @@ def plan(
     html_path: Html = None,
     plot_path: Plot = None,
 ) -> None:
-    """Show what `jaxmem.schedule` does to a step, and what the step then takes.
+    """Show what `jaxmem.schedule` changes in a step, and the resulting bytes.
 
     `jaxmem.scheduling.Plan.from_json` reads the JSON for `jaxmem.schedule(step,
     plan=...)`. For example `jaxmem plan train:for_jaxmem --target h100 --budget 14GiB`.
 
-    Exits 0 where the scheduled step fits the budget and the chip, 1 where it does not,
-    2 on wrong use, 3 where the step cannot be imported, traced or compiled.
+    Exits 0 if the scheduled step fits the budget and the chip, 1 if it does not, 2 on a
+    usage error, 3 if the step cannot be imported, traced or compiled.
     """
     import jaxmem
     from jaxmem.memory import DoesNotFit

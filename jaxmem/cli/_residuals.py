@@ -22,24 +22,28 @@ def residuals(
         typer.Option(
             "--argnums",
             min=0,
-            help="Number of an argument to differentiate; may be given again.  "
+            help="Number of an argument to differentiate; can be repeated.  "
             "[default: all]",
         ),
     ] = None,
     maximum: Annotated[
         str | None,
-        typer.Option("--max", metavar="SIZE", help="The most bytes kept, as in 2GiB."),
+        typer.Option(
+            "--max",
+            metavar="SIZE",
+            help="Limit for the bytes of the residuals, such as 2GiB.",
+        ),
     ] = None,
     json_path: Json = None,
     html_path: Html = None,
 ) -> None:
-    """List what the backward pass of a loss keeps, without compiling it.
+    """List the residuals of a loss, without compiling it.
 
-    The function is a differentiable one, a loss or a part of a model, and no step with
-    its gradient in it. For example `jaxmem residuals train:loss --argnums 0`.
+    The function must be differentiable, a loss or a part of a model, not a step that
+    takes the gradient itself. For example `jaxmem residuals train:loss --argnums 0`.
 
-    Exits 0, or 1 where more than `--max` is kept, 2 on wrong use, 3 where the function
-    cannot be imported or traced.
+    Exits 0, or 1 if the residuals take more than `--max`, 2 on a usage error, 3 if the
+    function cannot be imported or traced.
     """
     import jaxmem
 

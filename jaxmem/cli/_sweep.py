@@ -23,14 +23,14 @@ def sweep(
         list[str],
         typer.Option(
             metavar="NAME=VALUE,...",
-            help="A parameter of FUNCTION, and the values to try; may be given again.",
+            help="A parameter of FUNCTION, and the values to try; can be repeated.",
         ),
     ],
     target: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CHIP",
-            help="Chip to compile for; may be given again. See `jaxmem targets`.",
+            help="Chip to compile for; can be repeated. See `jaxmem targets`.",
         ),
     ] = None,
     timeout: Timeout = None,
@@ -51,7 +51,7 @@ def sweep(
     the command is
     `jaxmem sweep train:sized --over layers=2,4,8 --over batch=8,16 --target h100`.
 
-    Exits 0 where any of the steps fits its chip, 1 where none does, 2 on wrong use, 3
+    Exits 0 where any of the steps fits its chip, 1 where none does, 2 on a usage error, 3
     where a step cannot be imported, traced or compiled.
     """
     import jaxmem

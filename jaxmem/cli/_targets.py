@@ -23,30 +23,31 @@ def targets(
     which: Annotated[
         Which,
         typer.Argument(
-            help="Whose compilers: of GPUs, of TPUs, of both; `old` are those of other "
+            help="Compilers for GPUs, for TPUs, or for both; `old` are those of other "
             "versions of jax."
         ),
     ] = Which.all,
     install: Annotated[
-        bool, typer.Option("--install", help="Install compilers that are missing.")
+        bool, typer.Option("--install", help="Install missing compilers.")
     ] = False,
     list_them: Annotated[
-        bool, typer.Option("--list", help="List what was installed, and its bytes.")
+        bool,
+        typer.Option("--list", help="List the installed compilers and their sizes."),
     ] = False,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Remove what was installed.")
+        bool, typer.Option("--remove", help="Remove installed compilers.")
     ] = False,
     json_path: Json = None,
 ) -> None:
-    """List the known chips, their memory, and what compiles for each here.
+    """List the known chips, their memory, and which compiler is installed for each.
 
-    `jaxmem targets --install` fetches the compilers of this very version of jax, 1.5 GB
-    on disk, into a folder that only jaxmem's own processes look into: with jax's
+    `jaxmem targets --install` downloads the compilers for the installed version of jax,
+    1.5 GB on disk, into a folder that only jaxmem's own processes use: with jax's
     plugins in the environment itself, every program that imports jax would print
-    messages of devices that are not there. Matching wheels in the environment are used
-    first. The folder is `JAXMEM_TARGETS_DIR`, or `jaxmem/targets` in the user's data.
+    messages about absent devices. Matching wheels in the environment are used first.
+    The folder is `JAXMEM_TARGETS_DIR`, or `jaxmem/targets` in the user's data folder.
 
-    Exits 0, 2 on wrong use, 3 where something could not be installed or removed.
+    Exits 0, 2 on a usage error, 3 if something could not be installed or removed.
     """
     if install + list_them + remove > 1:
         raise typer.BadParameter("one of --install, --list and --remove")

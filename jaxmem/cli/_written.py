@@ -35,7 +35,7 @@ def to_write(*suffixes: str) -> Callable[..., Path | None]:
 
 
 def folder_to_write(param: typer.CallbackParam, path: Path) -> Path:
-    """A callback for an option that names a folder, which need not be there yet."""
+    """A callback for an option that names a folder, which may not exist yet."""
     there = next(p for p in (path, *path.absolute().parents) if p.exists())
     _check(param, path, there, lambda p: p.exists() and not p.is_dir())
     return path

@@ -68,7 +68,7 @@ def _fit(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
         f"{first}step = jaxmem.schedule(step, budget={budget})",
     )
     yield LineToWrite(
-        "See which other measures make it fit, and what each costs:",
+        "See which other techniques make it fit, and what each costs:",
         f"print(jaxmem.advise(step, *args, budget={budget}))",
     )
 
@@ -131,7 +131,7 @@ def _constants(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
 def _fragmentation(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     if facts.device == "GPU":
         yield LineToWrite(
-            "Take CUDA's allocator, which puts pieces together:",
+            "Use CUDA's allocator, which reduces fragmentation:",
             f"XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async {_RUN}",
         )
         yield LineToWrite(
@@ -167,7 +167,9 @@ def _live(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
 
 def _others(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     del memory
-    yield LineToWrite("See who has it, and end what is left over:", "nvidia-smi")
+    yield LineToWrite(
+        "Find the processes that use it, and stop leftover ones:", "nvidia-smi"
+    )
     yield LineToWrite(
         "Or share the GPU: take memory as it is needed,",
         f"XLA_PYTHON_CLIENT_PREALLOCATE=false {_RUN}",
@@ -184,7 +186,7 @@ def _others(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
 
 def _pool(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     yield LineToWrite(
-        "Take more of the GPU than JAX's default of 75 %:",
+        "Let JAX use more of the GPU than its default of 75 %:",
         f"XLA_CLIENT_MEM_FRACTION=.95 {_RUN}",
     )
     yield from _fit(facts, memory)
@@ -242,7 +244,7 @@ def _host(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
         )
         return
     yield LineToWrite(
-        "Make parameters where they will be, not on the host first:",
+        "Initialize parameters on their devices, not on the host first:",
         "state = jax.jit(init, out_shardings=shardings)(key)",
     )
     yield LineToWrite(

@@ -95,7 +95,7 @@ def _of_allocation(facts: Facts) -> Diagnosis:
 
 
 def _of_program(facts: Facts) -> Diagnosis:
-    """Where the log does not tell what else was in memory."""
+    """Where the log does not say what else was in memory."""
     if max(facts.needed or 0, facts.requested or _LARGE) < _SMALL:
         return "live arrays"
     return "true peak" if (facts.needed or 0) >= _LARGE else "unknown"
@@ -137,13 +137,13 @@ def _peak(facts: Facts) -> str:
     if facts.needed is not None and facts.limit is None:
         size = format_bytes(facts.needed)
         return (
-            f"the program takes {size} by itself; the log does not tell how much "
-            "there is, nor what else was in memory"
+            f"the program takes {size} by itself; the log does not say how much "
+            "memory there is, nor what else was in it"
         )
     if facts.needed is not None and facts.needed > (facts.limit or 0):
-        return "the program itself takes more than there is, whatever else is in memory"
+        return "the program alone needs more memory than there is"
     if asked is None or in_use is None:
-        return "what the program asks for is more than there is"
+        return "the program needs more memory than there is"
     size, rest = format_bytes(asked), format_bytes(in_use)
     return f"the program asks for {size} at once, on top of {rest} that are in use"
 
@@ -237,5 +237,5 @@ _REASONS: dict[Diagnosis, Callable[[Facts], str]] = {
         "are too large"
     ),
     "host memory": _host,
-    "unknown": lambda facts: "the log does not tell what else was in memory",
+    "unknown": lambda facts: "the log does not say what else was in memory",
 }

@@ -32,7 +32,7 @@ def estimated(
 
 
 def with_report(facts: Facts, report: MemoryReport) -> Facts:
-    """The figures of a log, with those of the step in the place of its own."""
+    """The figures of a log, with those of the step instead of its own."""
     aliased = report.alias_bytes
     own = {
         "program": report.name,

@@ -27,7 +27,7 @@ def explain(
     target: str | Target | None = None,
     **options: Any,
 ) -> Explanation:
-    """Explains an error of XLA that memory has run out: what is large, why, what to do.
+    """Explains an out-of-memory error of XLA: what is large, why, and what to do.
 
     It reads the errors and logs of GPUs, TPUs and the host: what the compiler says, the
     dump of the allocator, failed reservations, libraries without room. Where a log has
@@ -67,7 +67,7 @@ def explain(
         raise wrong_value("options", options, allowed)
     facts = facts_of(text)
     if facts is None:
-        allowed = f"no error of memory is in it; looked for were {LOOKED_FOR}"
+        allowed = f"it contains no out-of-memory error; looked for were {LOOKED_FOR}"
         raise wrong_value("error", error, allowed)
     memory = None if chip is None else chip.memory_bytes
     if facts.limit is None and facts.device in ("GPU", "TPU"):

@@ -19,7 +19,7 @@ _STAGES: dict[Stage, str] = {
     "compile": "does not compile for a {}",
     "load": "does not load on a {}",
     "run": "out of memory on a {}",
-    "start": "no memory to begin with on a {}",
+    "start": "out of memory at startup on a {}",
     "kernel": "a kernel does not compile for a {}",
     "library": "a library fails on a {}",
     "host": "out of memory on the {}",

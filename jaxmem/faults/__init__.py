@@ -1,4 +1,4 @@
-"""Known faults of compilers and libraries: a table, what finds them, the way round."""
+"""Known faults of compilers and libraries: a table, what finds them, the workaround."""
 
 from jaxmem.faults.in_modules import findings_in_module as findings_in_module
 from jaxmem.faults.in_programs import findings_in_program as findings_in_program

@@ -52,7 +52,7 @@ FAULTS = (
         platforms=("cuda",),
         affected=(_OLD, (0, 11, 0)),
         looked_at=_ALL,
-        how="compiled for H100: the line of each copy is held against its index",
+        how="compiled for H100: the line of each copy is compared with its index",
         consequence="wrong values",
         what="a backward loop over stacks in the host's memory, as of offloaded "
         "residuals: it reads them forwards",

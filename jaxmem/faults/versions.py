@@ -7,7 +7,7 @@ import jax
 
 from jaxmem.faults.record import KnownFault, Version
 
-Standing = Literal["affected", "not affected", "not looked at yet"]
+Standing = Literal["affected", "not affected", "not checked yet"]
 
 
 def installed() -> Version:
@@ -29,7 +29,7 @@ def standing(
         return "not affected"
     version = installed() if version is None else version
     if version > fault.looked_at[-1]:
-        return "not looked at yet"
+        return "not checked yet"
     if fault.affected is None:
         return "not affected"
     first, last = fault.affected

@@ -102,7 +102,7 @@ class Framework:
         return of_jax(fn)
 
     def without_jit(self, fn: Callable) -> Callable:
-        """What is traced in the place of a function that it `compiles`."""
+        """What is traced instead of a function that it `compiles`."""
         return fn
 
     # -- modules
@@ -212,7 +212,7 @@ class Framework:
         return fn
 
     def exchanged(self, model: Any, change: Callable[[str, Any], Any | None]) -> Any:
-        """The model with `change(path, module)` in the place of each module.
+        """The model with `change(path, module)` instead of each module.
 
         Where that is None the module stays, and those inside of it are asked for.
         """

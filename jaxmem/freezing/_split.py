@@ -31,7 +31,7 @@ class Frozen:
     it has the frozen parameters as constants in its program.
 
     Attributes:
-      params: a tree like the whole one, with None in the place of each trained array.
+      params: a tree like the whole one, with None for each trained array.
         For nnx, the state without the trained Variables.
       structure: that of the trained parameters.
       graph: for nnx, the definition of the model.
@@ -115,8 +115,8 @@ class SplitParameters(NamedTuple):
     """The result of `trainable`; prints as a table of the trained arrays and the bytes.
 
     Attributes:
-      params: the trained parameters: a tree like the whole one, with None in the place
-        of each frozen array. For nnx, an `nnx.State` of the trained Variables.
+      params: the trained parameters: a tree like the whole one, with None for
+        each frozen array. For nnx, an `nnx.State` of the trained Variables.
       frozen: the other parameters, whose `merge` gives the whole ones.
     """
 

@@ -8,7 +8,7 @@ from jaxmem.ir.types import JaxprEqn
 
 
 def fused_only(eqn: JaxprEqn, sent: float = 0.0) -> float | None:
-    """A price at which only what costs next to nothing is recomputed."""
+    """A price at which only what costs very little is recomputed."""
     free = lambda e: primitives.of(e).fused or is_lookup(e)
     fused = all(map(free, innermost_operations(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None

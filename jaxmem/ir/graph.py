@@ -46,7 +46,7 @@ class JaxprGraph:
         return self.constants | dict(zip(self.arguments, args, strict=True))
 
     def is_given(self, v: Var) -> bool:
-        """Whether a variable is an input, or one that is held to a sharding."""
+        """Whether a variable is an input, or one that is constrained to a sharding."""
         while v in self.maker:
             eqn = self.eqns[self.maker[v]]
             # a constraint says where an array lies, and leaves what it is

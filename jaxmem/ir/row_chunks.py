@@ -69,7 +69,7 @@ def on_platforms(
 def by_rows(
     fn: Callable[..., PyTree], chunks: Chunks, carried: PyTree, read: PyTree
 ) -> Any:
-    """`fn` on every chunk, its results in the place of what is carried.
+    """`fn` on every chunk, its results instead of what is carried.
 
     Args:
       fn: `(lead, carried, read) -> carried`, with arrays of the axes [outer, rows,

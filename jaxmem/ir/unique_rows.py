@@ -68,7 +68,7 @@ def take_rows(x: Array, ids: Int32[Array, " k"]) -> Array:
 
 
 def put_rows(x: Array, ids: Int32[Array, " k"], rows: Array) -> Array:
-    """`x` with these rows in the place of those of `unique_rows`' ids."""
+    """`x` with these rows instead of those of `unique_rows`' ids."""
     return x.at[ids].set(
         rows, mode="drop", unique_indices=True, indices_are_sorted=True
     )

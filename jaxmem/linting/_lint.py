@@ -31,7 +31,7 @@ def lint(
     timeout: float = 600,
     **kwargs: Any,
 ) -> LintReport:
-    """Finds what makes a training step take more memory or time than it need.
+    """Finds what makes a training step take more memory or time than it needs.
 
     The step is traced, not run. The findings are:
 
@@ -54,11 +54,11 @@ def lint(
       than that of the examples;
     - *misread from the host*: a scan that goes backwards through arrays in the host's
       memory, as over offloaded residuals, on versions of jax where GPUs read it
-      forwards (with `target`, any slice of the host's that goes wrong);
+      forwards (with `target`, any wrong slice of host memory);
     - *padded*: an array that a TPU's tiles make several times as large as its elements
       (only with `target`);
-    - *known fault*: what this version of jax is known to get wrong, on `target` or else
-      on any platform, with the address of the report.
+    - *known fault*: a known bug of this version of jax, on `target` or else on
+      any platform, with a link to the report.
 
     Bytes are those of the arrays as traced, on all devices together: a compiler may
     fuse some of them away. Findings under a kibibyte are left out, and so is what ops
@@ -75,7 +75,7 @@ def lint(
       static_argnums: positional arguments that are Python values, not arrays.
       static_argnames: the same for keyword arguments.
       target: a chip of `jaxmem.targets()` to compile for; None compiles nothing, and
-        leaves out what only the compiled step tells.
+        skips checks that need the compiled step.
       timeout: seconds that the compile may take.
       **kwargs: the step's keyword arguments.
 

@@ -44,15 +44,15 @@ def estimate(
     """Compiles a step for a target; reports its bytes and the buffers they are in.
 
     The peak is arguments + outputs + temporaries - donated outputs, in bytes on one
-    device, and leaves out what the framework itself holds. Results are kept on disk,
-    keyed by the lowered program, the target and the versions.
+    device, and does not include memory of the framework itself. Results are cached on
+    disk, keyed by the lowered program, the target and the versions.
 
     The report's notes name each donated argument whose buffer was not reused, with the
     reason, and each argument that is in memory twice: one that is not donated although
     the step returns an updated array of the same shape and dtype (computed from it
     element by element), or one that the compiled program copies. For a GPU they also
-    say where XLA of this version takes slices of arrays in the host's memory from
-    wrong places (`MemoryReport.wrong_slices`).
+    say where XLA of this version reads slices of arrays in host memory from wrong
+    addresses (`MemoryReport.wrong_slices`).
 
     Args:
       fn: the step: any function that `jax.jit` takes, already jitted or not. A jitted
@@ -70,8 +70,8 @@ def estimate(
       full: whether to generate code for a GPU. By default the compile ends when XLA has
         assigned the buffers, which takes a half to a tenth of the time: everything in
         the report is known by then. Only a full compile shows what the code generator
-        refuses. Steps with kernels of their own, and those for other targets, are
-        always compiled to the end.
+        refuses. Steps with custom kernels, and those for other targets, are
+        always compiled completely.
       trips: for the predicted seconds, iterations of loops whose compiled text does not
         tell how often they run; the report names them. None counts one.
       **kwargs: the step's keyword arguments.

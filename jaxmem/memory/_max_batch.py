@@ -79,13 +79,13 @@ def max_batch(
     Returns:
       The largest batch size that was compiled and fits, an `int`; 0 if not even
       `multiple_of` does. The next size was compiled and does not fit, nor do an eighth
-      and a quarter more: peaks do not always rise with the batch, so one in between
+      and a quarter more: peaks do not always grow with the batch, so one in between
       may. `.at_limit` tells whether `limit` has ended the search, `.seconds` and
       `.per_second` what a step of this size is predicted to take; so does its text.
 
     Raises:
       ValueError: no memory known, or sizes that make no sense.
-      RuntimeError: see `jaxmem.estimate`; running out of memory is no error here.
+      RuntimeError: see `jaxmem.estimate`; running out of memory is not an error here.
 
     Example::
 
@@ -110,10 +110,10 @@ def best_batch(
     progress: bool = True,
     **options: Any,
 ) -> BatchSize:
-    """Finds the batch size that fits with the most examples a second, as predicted.
+    """Finds the batch size that fits with the most predicted examples per second.
 
-    Compiled are the sizes on the way to the largest one that fits, and round ones below
-    it: a chip's products run in tiles, so that a few examples less may take much less.
+    It compiles the sizes on the way to the largest that fits, and smaller round
+    ones: products run in tiles, so a slightly smaller batch may be much faster.
 
     Args:
       fn: the step, as for `jaxmem.estimate`.

@@ -32,7 +32,7 @@ _EMITTED = (
 )
 _PRINTS = (
     "jax.debug.print and jax.debug.callback are left out of what is compiled: an array "
-    "that one of them shows is in memory until it has"
+    "that one of them shows stays in memory until it is printed"
 )
 
 

@@ -218,18 +218,18 @@ def _grouped(entries: Iterable[Residual]) -> list[_Equal]:
 def residuals(
     fn: Callable, *args: Any, argnums: int | Sequence[int] | None = None, **kwargs: Any
 ) -> Residuals:
-    """Lists what the backward pass of a function keeps.
+    """Lists the residuals of a function: what it saves for the backward pass.
 
     Args:
       fn: a differentiable function, jitted or not; a loss or any part of a model.
       *args: arrays or `jax.ShapeDtypeStruct`, in any pytrees; what is no array (a
         string, a function, a bool) is passed on as it is.
       argnums: the positional arguments to differentiate; all by default. The others are
-        frozen: what only their gradients need is not kept.
+        frozen: values that only their gradients need are not saved.
       **kwargs: keyword arguments, not differentiated.
 
     Returns:
-      `Residuals`, one entry for each value; a value used twice is there once.
+      `Residuals`, one entry for each value; a value used twice is listed once.
 
     Raises:
       ValueError: `argnums` that are no positions, nothing to differentiate, arguments

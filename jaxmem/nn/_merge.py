@@ -55,7 +55,7 @@ def merge_norm(model: Model, norm: str, into: str | Sequence[str]) -> Model:
 def unmerge_norm(
     model: Model, norm: str, into: str | Sequence[str], scale: Any, bias: Any = None
 ) -> Model:
-    """The inverse of `merge_norm`: `scale` and `bias` stand in the norm as before.
+    """The inverse of `merge_norm`: `scale` and `bias` are back in the norm.
 
     Args:
         model: what `merge_norm` gave, perhaps trained since.

@@ -13,14 +13,14 @@ LEAVE_SCOPE = "jaxmem.leave"
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of a substitution: which modules, and what takes their place.
+    """One rule of a substitution: which modules to replace, and with what.
 
     Args:
         match: a module class (its subclasses too), or a regular expression searched
             for in the module's path (`"encoder/layers_0/norm"`), or a tuple of both.
         replace: a jaxmem layer class, which takes over the attributes of the same
             name; or a function that is given the user's (bound) module and returns
-            what is called in its place: a module that keeps the parameters' names, or
+            its replacement: a module that keeps the parameters' names, or
             a plain function of the call's arguments; or None, to leave the module and
             all inside it as it is.
 

@@ -36,15 +36,15 @@ def substitute(
     patterns: Any = None,
     verbose: bool = False,
 ) -> Model:
-    """The same model on layers that keep less for the backward pass.
+    """The same model with layers that save less for the backward pass.
 
     Parameters, their paths and initial values, outputs and gradients (up to rounding)
-    stay as they were; dropout draws other masks. The model given is left untouched.
+    do not change; dropout draws different masks. The original model is not modified.
     A linen model comes back as an instance of a subclass of its class, to use as the
     old one: `init` runs the plain layers, `apply` the lean ones. An nnx model comes
-    back as a copy with the layers' classes exchanged. A function comes back as a
-    function, and so does an Equinox module; of what Haiku's `transform` returns the
-    `apply` is another. What was done is told by `jaxmem.nn.report`.
+    back as a copy with the layers' classes replaced. A function comes back
+    as a function, and so does an Equinox module; the result of Haiku's `transform`
+    gets a new `apply`. `jaxmem.nn.report` shows what was done.
 
     Limits: a linen model used as a part of a plain one, or through `bind`, has its
     modules replaced but not the formulas outside of modules; for an nnx model it is
@@ -64,7 +64,7 @@ def substitute(
             (as of `fnmatch`) names, the first match first, and `"output"` for the rest.
             A linen model given a key named "storage" rounds at random, else to the
             nearest code.
-        activations: what GELU/SiLU keep, in place of `save`: a word, the bits of a code
+        activations: what GELU/SiLU keep, instead of `save`: a word, the bits of a code
             of their derivative, or a `Quantization` for codes of their input, as gated
             units and other activations then keep, which a layer after them that stores
             codes reads too (codes beside an exact output come on top). The word

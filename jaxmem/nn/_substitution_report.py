@@ -22,7 +22,7 @@ class Replacement:
     Args:
         path: the module's path, as in the parameter tree.
         module: the name of the user's class.
-        replaced_by: what runs in its place; None where the module was left.
+        replaced_by: what replaces it; None where the module was left.
         reason: why it was left, or with which option it was replaced.
     """
 

@@ -72,7 +72,7 @@ def scale_by_adama(
     is $(\mu^2+\sigma^2)/N$ against $\mu^2+\sigma^2/N$, so steps are longer by
     $\sqrt{(\mu^2+\sigma^2/N) / ((\mu^2+\sigma^2)/N)}$: nothing where noise dominates,
     1.03 at $\mu/\sigma = 0.1$ and N = 8, up to $\sqrt N$ for noiseless gradients. With
-    N = 1 the result is that of `optax.scale_by_adam` to the bit (for moments in float32
+    N = 1 the result is bitwise that of `optax.scale_by_adam` (for moments in float32
     or wider; narrower ones are here computed in float32 and rounded when stored).
 
     `v_scale="mean"` adds $(1-b_2) g_i^2/N$ instead. By Jensen's inequality v is then at
@@ -224,7 +224,7 @@ def adama(
     without a gradient accumulator. `scale_by_adama` has the rule, how it differs from
     Adam on the whole mini-batch, and the ways to call it. Weight decay and learning
     rate act once a mini-batch, however it is called. With `micro_batches=1` the result
-    is that of `optax.adam`, or of `optax.adamw` with this weight decay, to the bit in
+    is that of `optax.adam`, or of `optax.adamw` with this weight decay, bitwise in
     float32.
 
     `optax.inject_hyperparams(adama)` counts its calls for the schedules it is given:

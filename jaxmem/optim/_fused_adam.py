@@ -150,7 +150,7 @@ class FusedAdam:
           grads: the gradient of the mean loss of this micro-batch.
           state: the state.
           micro_batches: N, in how many a mini-batch comes.
-          weight: scalar in place of 1/N.
+          weight: scalar instead of 1/N.
         """
         _check_trees(state, grads=grads)
         return self._update(grads, state, None, micro_batches, weight, None)[1]

@@ -78,7 +78,7 @@ def find_at(
     seen: list[dict[str, int]] = []
     rough_matcher = _matcher(pattern, batch, None)
     assert rough_matcher is not None  # without sizes there is always one
-    # Ways that differ in what is not looked at yet are many: the first few tell the
+    # Ways that differ in what is not checked yet are many: the first few tell the
     # sizes.
     for rough in islice(rough_matcher.run(target), 4):
         if rough.sizes in seen:

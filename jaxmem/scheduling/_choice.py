@@ -28,7 +28,7 @@ class Choice:
     Attributes:
       target: the chip whose rates say what an operation costs.
       configs: those that are not the default, in the order of their names.
-      unchanged: whether the step is left as it was given, whatever the others say.
+      unchanged: whether the step is not changed, whatever the others say.
       compared: whether a compiler compares the step with the one given; else nothing is
         done but what the step's graph shows to gain clearly.
       without: names of passes that are switched off, to find the one at fault; no part
@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def uses_host(self) -> bool:
-        """Whether a pass lets arrays wait in the host's memory."""
+        """Whether a pass lets arrays be offloaded to the host."""
         return any(getattr(config, "uses_host", False) for config in self.configs)
 
     def having(self, *configs: Any) -> "Choice":

@@ -34,7 +34,7 @@ def planned(
       args: of the call.
       kwargs: of the call.
       target: the chip that both steps are compiled for; None: neither is.
-      begun: starts a compile, of the step as it was given or as it is scheduled.
+      begun: starts a compile, of the original step or as it is scheduled.
     """
     calls = finder.calls
     with calls.open(args, kwargs, target) as call:

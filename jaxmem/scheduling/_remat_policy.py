@@ -50,13 +50,13 @@ def remat_policy(
     progress: bool = True,
     **kwargs: Any,
 ) -> RematPolicy:
-    """Which names of a step's layers to keep, so that it fits into a budget.
+    """Chooses which named values of a step's layers to save, so that it fits a budget.
 
-    For who wants to keep the step his own: the layers, under `jax.lax.scan`, carry
+    For steps that should not be rewritten: the layers, under `jax.lax.scan`, carry
     `jax.ad_checkpoint.checkpoint_name` where a value may be kept, and are wrapped in
     `jax.checkpoint(layer, policy=policy, prevent_cse=False)` with what this returns.
     `jaxmem.schedule` needs neither names nor wrapping, and has more to choose from:
-    it keeps values that have no name, and can treat some layers otherwise than others.
+    it keeps values that have no name, and can treat layers differently.
 
     Args:
       fn: the step with its gradient, its layers not wrapped in `jax.checkpoint`.
@@ -79,8 +79,8 @@ def remat_policy(
     Raises:
       TypeError: `search_seconds` is no number.
       ValueError: no scanned layer has a name; the budget is no size, or not reachable
-        with these names (`BudgetError`, which names the least and its largest buffers);
-        `search_seconds` is not above 0.
+        with these names (`BudgetError`, which gives the lowest peak found and its
+        largest buffers); `search_seconds` is not above 0.
       TimeoutError: nothing that fits was found in `search_seconds`.
       RuntimeError: this installation cannot compile for the target.
 

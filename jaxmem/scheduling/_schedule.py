@@ -41,42 +41,42 @@ def schedule(
     verify: bool = False,
     audit: bool = True,
 ) -> Scheduled:
-    """A function transformation like `jax.jit` that makes a train step take less.
+    """A transformation like `jax.jit` that makes a train step take less memory.
 
-    The step is traced as it is, and its jaxpr rewritten:
+    The step is traced unmodified, and its jaxpr is rewritten:
 
-    - *Gradient release.* What the optimizer does with the gradients of scanned layers
-      is moved into the backward `scan`: each layer's parameters and moments are updated
-      as soon as its gradient exists, in place, so that the stacked gradients never do.
-      The same holds for accumulators over micro-batches, in an outer `scan`. On TPU
-      the forward scan also writes each parameter that it casts back as it was read:
-      one more write of the parameters a step, for which the compiler no longer makes
-      narrow copies of all layers at once.
-    - *Residuals.* Of what the backward scan reads of the forward one, the fewest bytes
-      are kept from which the rest can be made by casts, moves and elementwise
-      operations: no bf16 copy of a weight, no activation beside its input, no output
-      that is the next layer's input. No matmul, reduction or random bit is done twice.
-    - *A budget.* With `budget`, as much of the forward pass is recomputed as it takes
-      to fit, and no more. Values are chosen by the bytes they take and the time they
+    - *Gradient release.* The optimizer's update of scanned layers is moved
+      into the backward `scan`: each layer's parameters and moments are updated
+      in place as soon as its gradient is computed, so that the stacked gradients are
+      never live. The same holds for accumulators over micro-batches, in an outer
+      `scan`. On TPU the forward scan also writes each parameter that it casts back as
+      it was read: one more write of the parameters a step, for which the compiler no
+      longer makes narrow copies of all layers at once.
+    - *Residuals.* The forward scan saves the fewest bytes from which the rest can
+      be recomputed by casts, moves and elementwise operations: no bf16
+      copy of a weight, no activation in addition to its input, no output that is
+      the next layer's input. No matmul, reduction or random bit is computed twice.
+    - *A budget.* With `budget`, only as much of the forward pass is recomputed
+      as needed to fit. Values are chosen by the bytes they take and the time they
       cost on `target`, and what the compiler for `target` reports decides. Below one
       input for each layer, whole segments of layers are recomputed (Chen et al. 2016).
-    - *Tiles.* With `budget`, what a layer or a loss head holds while it runs is cut:
-      a region of operations is run in parts along an axis that goes through all of
-      them (the batch, the heads, the tokens), sums are carried from part to part in
-      float32. It is priced as recomputation is, in seconds on `target` (weights are
-      read by each tile, sums are read and written), and the cheaper is done. A loss
-      head goes over the vocabulary, its logits computed twice, where nothing else
-      fits or all else takes clearly longer. So does the whole step in micro-batches,
+    - *Tiles.* With `budget`, the working memory of a layer or a loss head is reduced:
+      a region of operations runs in tiles along an axis that all of them
+      share (the batch, the heads, the tokens), sums are carried from tile to tile in
+      float32. It is priced like recomputation, in seconds on `target` (weights are
+      read by each tile, sums are read and written), and the cheaper is used. A loss
+      head runs over the vocabulary, its logits computed twice, if nothing else fits
+      or everything else takes clearly longer. So does the whole step in micro-batches,
       up to its gradients.
-    - *Order.* Layers that are unrolled are updated right after their gradient: a
-      barrier keeps the compiler from putting all updates last.
+    - *Order.* Unrolled layers are updated right after their gradient: an optimization
+      barrier keeps the compiler from moving all updates to the end.
 
-    With a target, the step is compiled as given and as rewritten, and of what has no
-    larger peak the least product of bytes and predicted seconds is run. Without one
-    nothing is compiled to compare: then layers are put in order only where the step's
-    graph has more than half of its temporaries in gradients that wait, and residuals
-    are recomputed only where they take more than the largest array of a layer. The
-    plan's notes say what was left out.
+    With a target, the original and the rewritten step are compiled, and among those
+    with no larger peak the one with the least product of bytes and predicted seconds is
+    used. Without one nothing is compiled to compare: then layers are reordered only if
+    waiting gradients are more than half of the temporaries in the step's graph, and
+    residuals are recomputed only if they take more than the largest array of a layer.
+    The plan's notes say what was left out.
 
     The results are those of the step, to rounding: operations are moved, not changed,
     and a sum over layers may be taken in another order.
@@ -86,12 +86,12 @@ def schedule(
         brings its own donated arguments along. It should contain the gradient and the
         update.
       budget: the peak that the compiled step may have on one device, arguments
-        included, in bytes or as text like "14GiB": the fastest step that fits is
-        taken, by the predicted seconds of what was compiled. By default something is
-        recomputed only where that is free, or with a `target` makes the step faster.
+        included, in bytes or as text like "14GiB": the fastest compiled step
+        that fits is used, by predicted seconds. By default something is
+        recomputed only if that is free, or with a `target` makes the step faster.
         The first call with new shapes compiles the step a few times to find out.
-      target: the chip of `jaxmem.targets()` that the step is for: it is compiled for
-        it both as given and as scheduled, and the better is run. By default
+      target: the chip of `jaxmem.targets()` that the step is for: the original and the
+        scheduled step are compiled for it, and the better is used. By default
         nothing is compiled to compare, and a budget is for this process's first device.
       donate_argnums: positional arguments whose buffers the step may reuse: the
         parameters and the optimizer state, or nothing is updated in place and no
@@ -104,39 +104,40 @@ def schedule(
         clipping by the global norm does: a first backward pass finds the number, a
         second updates. Costs one more backward pass through the scanned layers. By
         default such a step keeps its stacked gradients, and `plan` names the operation.
-      offload: with a budget, what the forward scans keep may also wait in the host's
-        memory (`pinned_host`), where sending it there and back, beside what the layers
-        compute, is thought to be faster than recomputing it, or where nothing else
-        fits. It takes the link to the host, which the estimate has as 16 lanes of PCI
-        Express.
+      offload: with a budget, residuals of the forward scans may also be offloaded to
+        host memory (`pinned_host`), if the transfers, overlapped with the layers'
+        computation, are predicted to be faster than recomputation, or where nothing
+        else fits. It takes the link to the host, which the estimate has as 16 lanes of
+        PCI Express.
       tile: with a budget, regions may be run in tiles. False where the sums of a
         gradient should not be split, or to see what the rest reaches.
-      plan: what an earlier `plan(...)` of the same step has settled on, as
-        `Plan.from_json` reads it back: nothing is compiled to find out again.
+      plan: the result of an earlier `plan(...)` of the same
+        step, as `Plan.from_json` reads it: the search is skipped.
       compiler_options: as for `jax.jit`: of the step that is run, and of those that are
         compiled to find it. Inside another `jax.jit` that one's hold.
       search_seconds: after which a search takes the best that fits so far; by default
-        it goes on until nothing better is likely. An interrupt (Ctrl-C) is taken as
-        "that will do" as well.
-      quick: with a budget, the candidate is compiled that is expected to fit, and taken
-        if it does: mostly one compile. What is found may take longer than what a
+        it goes on until nothing better is likely. An interrupt (Ctrl-C) also ends the
+        search with the best so far.
+      quick: with a budget, only the candidate that is expected to fit is compiled, and
+        used if it does: usually one compile. The step may be slower than what a
         search would find.
       cache: whether the outcome of an earlier search for this step, target, budget and
-        options may be used, with this version of everything: it lies beside what
-        `estimate` has compiled, and a search that others wait for is made once.
+        options may be used, with this version of everything: it is stored with the
+        results of `estimate`, and processes that search for the same step wait for one
+        search.
       progress: show a progress bar during the search, with the best so far, where the
         output is a terminal.
       verify: at the first call with arrays, and again where their shapes are others,
-        `jaxmem.check` runs both the scheduled step and the step as it was given, on
+        `jaxmem.check` runs both the scheduled step and the original step, on
         copies, and the call fails where a result differs by more than rounding does.
         That takes about ten times the step's own time and its compile once more, with
-        its intermediate values off by roundings. Where the device has not the room for
-        the step as it was given, both are run on a slice of the batch, which a log line
+        its intermediate values off by roundings. Where the original step does not
+        fit the device, both are run on a slice of the batch, which a log line
         tells; where there is no batch to slice, a warning says that nothing was
         verified. Inside another `jax.jit` nothing is.
-      audit: of the modules that a search compiles, only those are taken in which
-        `jaxmem.audit` finds nothing. False takes the others, too: for a finding that
-        has turned out to be none, by `verify` for instance.
+      audit: of the modules that a search compiles, only those without a finding
+        of `jaxmem.audit` are used. False allows the others, too: for a finding that
+        has turned out to be wrong, by `verify` for instance.
 
     Returns:
       A `Scheduled` step: call it, give it to `jaxmem.estimate` or another `jax.jit`,
@@ -146,8 +147,8 @@ def schedule(
       TypeError: `step` is not callable, or another argument not of its kind.
       ValueError: `clip` is another word, `budget` no size, `target` unknown,
         `search_seconds` not above 0. When the step is first called or planned: a
-        budget that no choice reaches (`BudgetError`, which names the least and who
-        holds it).
+        budget that no choice reaches (`BudgetError`, which gives the lowest peak found
+        and its largest buffers).
       TimeoutError: nothing that fits was found in `search_seconds`.
       VerifyError: with `verify`, at a call: a result differs. It names the result, the
         module and the pass, and has the report.

@@ -45,7 +45,7 @@ class Scheduled:
     def __call__(self, *args, **kwargs):
         """The step's results; its donated arguments are gone afterwards.
 
-        Under `jax.disable_jit()` the step as it was given runs, operation by operation.
+        Under `jax.disable_jit()` the original step runs, operation by operation.
         """
         without_jit = jax.config.jax_disable_jit  # pyright: ignore
         if self._options.verify and not without_jit:
@@ -97,8 +97,8 @@ class Scheduled:
 
         Args:
           *args: as for the step; arrays or `jax.ShapeDtypeStruct`.
-          target: a chip of `jaxmem.targets()` to compile both for, the step as it was
-            given and as it is scheduled; None compiles nothing.
+          target: a chip of `jaxmem.targets()` to compile both for, the original
+            step and as it is scheduled; None compiles nothing.
           **kwargs: as for the step.
 
         Returns:

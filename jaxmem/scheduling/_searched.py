@@ -96,7 +96,7 @@ class SearchedStep:
     Attributes:
       traced: rewrites it under a choice, and predicts its peak.
       named: whether only what has a `checkpoint_name` may be kept.
-      offload: whether what is kept may wait in the host's memory.
+      offload: whether what is kept may be offloaded to the host.
       limit: bytes of a compiled peak that will do.
       front: candidates that recompute, and do nothing else that costs.
       left: seconds that the search still has.

@@ -36,7 +36,7 @@ class TracedCalls:
     """The calls of one step.
 
     Attributes:
-      step: as it was given.
+      step: the original one.
       options: how `schedule` was called.
     """
 

@@ -166,7 +166,7 @@ def test_what_becomes_of_the_model_state(out, text):
 )
 def test_no_key(rng):
     tx = adama(LR)
-    with pytest.raises((TypeError, ValueError), match="rng=.*is no key"):
+    with pytest.raises((TypeError, ValueError), match="rng=.*is not a key"):
         microbatch(problem.loss, tx, 2)(PARAMS, tx.init(PARAMS), BATCH, rng)
 
 

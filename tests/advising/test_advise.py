@@ -141,7 +141,7 @@ def test_a_budget_that_nothing_fits():
     assert nothing.taken is None and nothing.code == ""
     last = nothing.measures[-1]
     assert not last.fits and "cannot be reached" in last.why
-    assert "nothing that was tried fits 64.0 KiB on cpu" in str(nothing)
+    assert "no technique that was tried fits 64.0 KiB on cpu" in str(nothing)
 
 
 def test_approximate_measures_come_last_alone_and_together(monkeypatch):
@@ -264,7 +264,7 @@ def test_results_are_shown_and_saved(tmp_path, known):
     refused = CompiledMeasure("nothing", (), None, False, why="it needs 74.8 GiB")
     text = str(Advice("step", "tpu-v5e", 2**30, (refused,)))
     assert "refused" in text and "nothing: it needs 74.8 GiB" in text
-    with pytest.raises(ValueError, match="refused every measure"):
+    with pytest.raises(ValueError, match="refused every technique"):
         Advice("step", "tpu-v5e", 2**30, (refused,)).plot(tmp_path / "b.png")
 
 

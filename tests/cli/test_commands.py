@@ -84,7 +84,7 @@ CASES = [
     ("estimate user_steps:not_traceable", 3, "cannot be traced"),
     ("estimate user_broken:step", 3, "No module named 'no_such_library'"),
     ("advise user_steps:gradient --budget 1GiB", 0, "as it is"),
-    ("advise user_steps:gradient --budget 1KiB", 1, "does not fit: nothing that"),
+    ("advise user_steps:gradient --budget 1KiB", 1, "does not fit: no technique that"),
     ("advise user_steps:gradient --budget 0", 2, "more than 0 bytes"),
     ("advise user_steps:gradient --target cpu", 2, "memory of cpu is not known"),
     ("advise user_steps:gradient --target h1000", 2, "unknown target"),
@@ -133,7 +133,11 @@ CASES = [
     ("max-batch user_steps:sized_step --memory 1GiB --timeout inf", 2, "seconds"),
     ("max-batch user_broken:step --memory 1GiB", 3, "no_such_library"),
     ("plan user_steps:gradient", 0, "predicted peak"),
-    ("plan user_steps:out_of_reach --budget 1GiB --target cpu", 1, "least is 2 GiB"),
+    (
+        "plan user_steps:out_of_reach --budget 1GiB --target cpu",
+        1,
+        "lowest peak is 2 GiB",
+    ),
     ("plan user_steps:gradient --offload", 2, "needs a --budget"),
     ("plan user_steps:gradient --budget 0", 2, "more than 0 bytes"),
     ("plan user_steps:gradient --search-seconds 1", 2, "needs a --budget"),
@@ -193,7 +197,7 @@ CASES = [
     ("explain oom.log --target h1000", 2, "unknown target"),
     ("explain missing.log", 2, "no file missing.log"),
     ("explain .", 3, "cannot be read"),
-    ("explain user_steps.py", 1, "no error of memory"),
+    ("explain user_steps.py", 1, "no out-of-memory error"),
     ("ledger user_steps:params_and_tx", 0, "moments"),
     ("ledger user_steps:tx --args params --max 1MiB", 0, "within --max: a device"),
     ("ledger user_linen:step", 0, "ScaleByAdamState.mu"),
@@ -253,7 +257,7 @@ def test_exit_codes(steps, monkeypatch, line, code, words):
     if "out_of_reach" in line:  # a search compiles, and is tested elsewhere
 
         def refuse(*args, **how):
-            raise BudgetError("the least is 2 GiB")
+            raise BudgetError("the lowest peak is 2 GiB")
 
         step = SimpleNamespace(plan=refuse)
         monkeypatch.setattr(jaxmem, "schedule", lambda *args, **how: step)

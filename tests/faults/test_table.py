@@ -21,7 +21,7 @@ HIT = next(fault for fault in FAULTS if fault.report == "xla#45912")
         ((0, 11, 0), "affected"),
         ((0, 11, 1), "not affected"),
         ((0, 12, 0, 1), "not affected"),
-        ((0, 12, 1), "not looked at yet"),
+        ((0, 12, 1), "not checked yet"),
     ],
 )
 def test_a_range_of_versions(version, wanted):
@@ -38,7 +38,7 @@ def test_open_ranges_and_none():
         assert standing(never, "cpu", version) == "not affected"
     newer = (*HIT.looked_at[-1][:-1], HIT.looked_at[-1][-1] + 1)
     for fault in (always, never):
-        assert standing(fault, "cpu", newer) == "not looked at yet"
+        assert standing(fault, "cpu", newer) == "not checked yet"
 
 
 def test_the_installed_version_is_the_default():
@@ -67,14 +67,14 @@ def test_a_version_beyond_the_table(of_version):
     of_version(99, 0, 0)
     report = jaxmem.lint(step, jnp.ones(4))
     (new,) = [line for line in report.skipped if line not in known.skipped]
-    assert new == "known faults: jax 99.0.0 was not looked at yet"
+    assert new == "known faults: jax 99.0.0 was not checked yet"
     assert not any("not looked at" in line for line in known.skipped)
 
 
 def test_the_table_as_the_documentation_has_it():
     text = FIGURES["known faults"]()
     head, _, *lines = text.splitlines()
-    assert head == "| report | where | versions of jax | what | way round |"
+    assert head == "| report | where | versions of jax | what | workaround |"
     assert len(lines) == len(FAULTS)
     for fault, line in zip(FAULTS, lines, strict=True):
         assert fault.report in line and fault.address in line and fault.what in line

@@ -58,7 +58,7 @@ BAD = [
     ([], ValueError, "a prefix of it"),
     ({"head": True}, ValueError, "a prefix of it"),
     (None, ValueError, "a prefix of it"),
-    (3, TypeError, "got 3 in its place"),
+    (3, TypeError, "got 3 instead"),
     (nnx.LoRAParam, TypeError, "LoRAParam"),
 ]
 

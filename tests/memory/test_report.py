@@ -113,7 +113,7 @@ def test_text(stack):
     peak, left = format_bytes(stack.peak_bytes), 2**20 - stack.peak_bytes
     result = f"fits ({format_bytes(left)} to spare)"
     assert first == f"step: peak {peak} of 1.00 MiB on cpu: {result}"
-    assert "arguments" in second and "in donated arguments 20.0 KiB" in second
+    assert "arguments" in second and "aliased with donated inputs 20.0 KiB" in second
     for part in ("stack/layer", "f32[5,64,32]", "dumps.py:", "weights", "a note"):
         assert part in text
 

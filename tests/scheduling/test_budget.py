@@ -474,14 +474,14 @@ def test_candidates_that_are_off_as_their_like_are_not_compiled():
 
 
 def test_an_unreachable_budget_names_the_least():
-    with pytest.raises(BudgetError, match=r"the least is 600 B"):
+    with pytest.raises(BudgetError, match=r"the lowest peak is 600 B"):
         Fake(CANDIDATES, 24).search(400)
 
 
 def test_nothing_to_compute_again():
     fake = Fake(CANDIDATES[:1], 1)
     done = [trial_of(CANDIDATES[0].choice, fake(CANDIDATES[0].choice))]
-    with pytest.raises(BudgetError, match="the least is 7.91 KiB"):
+    with pytest.raises(BudgetError, match="the lowest peak is 7.91 KiB"):
         answered(BudgetSearch(CANDIDATES[:1], 400, done), fake, done)
     assert fake.count == 1
 
@@ -543,5 +543,5 @@ def test_bad_budgets():
     with pytest.raises(ValueError, match="unknown target 'h1000'"):
         schedule(fn, "1GiB", target="h1000")
     small = lambda w, x: jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
-    with pytest.raises(BudgetError, match=r"budget=1.00 KiB .* the least is"):
+    with pytest.raises(BudgetError, match=r"budget=1.00 KiB .* the lowest peak is"):
         schedule(small, "1KiB", donate_argnums=())(jnp.ones((D, D)), jnp.ones((B, D)))

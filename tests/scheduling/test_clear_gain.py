@@ -89,7 +89,7 @@ def test_no_barriers_where_activations_are_most_of_it():
     scheduled = schedule(momentum, donate_argnums=(0, 1))
     assert barriers(scheduled.trace(*args).jaxpr) == []
     (note,) = said(scheduled.plan(*args))
-    assert note.startswith("layers that are written out are not put in order")
+    assert note.startswith("unrolled layers are not reordered")
     assert "would save 0 B of" in note
 
 

@@ -155,7 +155,7 @@ def test_fits_a_budget_that_no_recomputation_reaches():
     assert plan.scheduled.peak_bytes <= room
     assert plan.choice.get(Recompute).offload is not None
     assert plan.offloaded_bytes == inputs
-    assert f"{inputs / 2**20:.1f} MiB of residuals wait in the host's" in str(plan)
+    assert f"{inputs / 2**20:.1f} MiB of residuals in host memory" in str(plan)
     loaded = Plan.from_json(plan.to_json())
     assert loaded.choice == plan.choice
 

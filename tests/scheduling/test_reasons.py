@@ -120,7 +120,7 @@ def test_layers_inside_a_branch():
     plan = schedule(step, donate_argnums=0).plan(PARAMS, X)
     (note,) = (note for note in plan.notes if "`cond`" in note)
     assert "test_reasons.py" in note
-    assert "left as it is" in note
+    assert "is not changed" in note
 
 
 def test_effects_in_a_scan():

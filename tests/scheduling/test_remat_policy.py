@@ -60,5 +60,5 @@ def test_bad_input():
     plain = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
     with pytest.raises(ValueError, match="no value of its scanned layers has a name"):
         jaxmem.remat_policy(plain, "1GiB", ARGS[0][0][0], ARGS[1])
-    with pytest.raises(BudgetError, match="the least is"):
+    with pytest.raises(BudgetError, match="the lowest peak is"):
         jaxmem.remat_policy(step_with(None), "1KiB", *ARGS)

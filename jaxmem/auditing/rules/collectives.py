@@ -45,7 +45,7 @@ def _met_apart(join: Join) -> str:
         return ""
     return (
         f"{join.made.name} is reached by a choice that the devices make differently, "
-        "and those that wait for the others wait for ever"
+        "and the devices deadlock"
     )
 
 
@@ -65,7 +65,7 @@ def _sum_of(module: Module, join: Join) -> str:
         parts = [part.who for part in operand.parts] or [operand.who]
         if not all(any(differ(who, group) for group in groups) for who in parts):
             return (
-                f"{join.made.name} adds up what its devices have alike: the sum is "
+                f"{join.made.name} sums a value that is replicated: the sum is "
                 f"{len(groups[0])} times what it was"
             )
     return ""

@@ -27,7 +27,7 @@ def read_in_loops(program: TracedProgram) -> Iterator[tuple[Any, str]]:
                 yield (
                     eqn,
                     f"a loop reads {v.aval.dtype}{list(v.aval.shape)}, computed in the "
-                    f"place of a donated argument, before it is updated: the compiler "
+                    f"buffer of a donated argument, before it is updated: the compiler "
                     f"keeps {size_of(v):,} bytes of a copy",
                 )
 

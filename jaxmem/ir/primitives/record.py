@@ -69,7 +69,7 @@ class PrimitiveRecord:
       elementwise: each element of its result is made of those at its place.
       moves: it moves or casts one array, and does nothing else.
       view: XLA makes no kernel of it: the result has the bytes of the operand.
-      fused: it costs next to nothing where it is read, and is done there.
+      fused: it costs very little where it is read, and is done there.
       fusible: XLA may compute it where it is read, if that pays.
       into_first: it writes into its first operand, whose memory the result takes.
       operations: work for each element that it makes in a kernel, in terms of an
@@ -138,7 +138,7 @@ class PrimitiveRecord:
 
     @property
     def cheap(self) -> bool:
-        """Whether any part of its result can be made of parts for next to nothing."""
+        """Whether any part of its result can be made of parts for very little."""
         return self.elementwise or self.keeps_all or self.name == "iota"
 
     @property

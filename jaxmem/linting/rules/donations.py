@@ -64,7 +64,7 @@ def donation_not_used(subject: Subject) -> Iterator[Finding]:
             check="donation not used",
             severity="error",
             what=f"donated, and not reused: {reason}",
-            remedy="do not donate what is not updated; return it as it came in",
+            remedy="donate only arguments that the step returns updated",
         )
 
 

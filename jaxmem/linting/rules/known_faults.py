@@ -35,12 +35,12 @@ def not_looked_at(subject: Subject) -> Iterator[str]:
     version = versions.installed()
     written = versions.written(version)
     if version > versions.newest(FAULTS):
-        yield f"known faults: jax {written} was not looked at yet"
+        yield f"known faults: jax {written} was not checked yet"
         return
-    unknown = list(_standing("not looked at yet", subject))
+    unknown = list(_standing("not checked yet", subject))
     for one in dict.fromkeys(f.fault for f in _findings(subject, unknown)):
         yield (
-            f"known faults: {one.what} ({one.report}): jax {written} was not looked at "
+            f"known faults: {one.what} ({one.report}): jax {written} was not checked "
             "yet"
         )
 

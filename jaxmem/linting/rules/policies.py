@@ -29,8 +29,9 @@ def policy_none(subject: Subject) -> Iterator[Finding]:
                 severity="note",
                 what="a jax.checkpoint without a policy saves nothing",
                 remedy=(
-                    "if that is meant, jax.checkpoint_policies.nothing_saveable says "
-                    "so; if all is to be saved, leave the checkpoint out"
+                    "if that is intended, use "
+                    "jax.checkpoint_policies.nothing_saveable; if everything is to be "
+                    "saved, remove the checkpoint"
                 ),
                 **place(level, eqn),
             )
@@ -82,7 +83,7 @@ def unmatched_name(subject: Subject) -> Iterator[Finding]:
                 severity="error",
                 what=f"the policy's name {name!r} matches no residual: {reason}",
                 remedy=(
-                    "put checkpoint_name on the very value that the backward pass "
+                    "put checkpoint_name on a value that the backward pass "
                     "reads (jaxmem.residuals lists them), inside the function under "
                     "jax.checkpoint"
                 ),

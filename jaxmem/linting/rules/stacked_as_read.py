@@ -44,7 +44,7 @@ def _findings(level, eqn) -> Iterator[Finding]:
             bytes=sum(map(size_of, found)),
             remedy="return from the body only what it changes; of an nnx module "
             "nnx.state(layer, nnx.Not(nnx.Param)), in nnx.scan over layers that change "
-            "no state nnx.remat(layer, graph_updates=False); jaxmem.schedule takes the "
-            "copy away",
+            "no state nnx.remat(layer, graph_updates=False); jaxmem.schedule removes "
+            "the copy",
             **place(level, eqn),
         )

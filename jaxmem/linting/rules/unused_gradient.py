@@ -39,7 +39,7 @@ def unused_gradient(subject: Subject) -> Iterator[Finding]:
                 check="unused gradient",
                 severity="warning",
                 what=f"a gradient, {array(eqn.outvars[0].aval)}, is computed and then "
-                "thrown away or multiplied by zero",
+                "discarded or multiplied by zero",
                 bytes=level.times * size_of(eqn.outvars[0]),
                 remedy=(
                     "differentiate only what is trained: jaxmem.trainable(params, "

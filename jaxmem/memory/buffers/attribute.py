@@ -52,14 +52,18 @@ def attribute(
     hlo, assignment = dump.get("hlo"), dump.get("buffer_assignment")
     live_range = dump.get("live_range")
     if not (hlo and assignment and live_range):
-        note = "the compiler dumped no buffer assignment: who holds what is unknown"
+        note = (
+            "the compiler dumped no buffer assignment: buffers cannot be attributed to "
+            "operations"
+        )
         return Attribution(_coarse(sizes), 0, (), (note,))
     try:
         return _attribute(hlo, assignment, live_range, sizes, argument_names)
     except Exception as error:  # the text's format is XLA's own and may change
         note = (
             "the compiler's buffer assignment could not be read "
-            f"({type(error).__name__}: {error}): who holds what is unknown"
+            f"({type(error).__name__}: {error}): buffers cannot be attributed "
+            "to operations"
         )
         return Attribution(_coarse(sizes), 0, (), (note,))
 

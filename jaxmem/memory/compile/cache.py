@@ -65,7 +65,7 @@ def load(key: str) -> Any:
             path.unlink()
         _warn_once(
             f"jaxmem has dropped an entry of its cache in {path.parent} that was "
-            f"damaged ({error}): what it told is computed anew"
+            f"damaged ({error}): its entry is computed again"
         )
         return None
     with contextlib.suppress(OSError):  # of a folder that is only read
@@ -83,7 +83,7 @@ def store(key: str, value: Any) -> None:
     except OSError as error:
         _warn_once(
             f"jaxmem cannot store what it has found in {path.parent} ({error}), so "
-            "that every estimate compiles and every search is made anew: set "
+            "that estimates and searches are not reused: set "
             "JAXMEM_CACHE_DIR to a folder that can be written"
         )
 

@@ -28,7 +28,7 @@ def fingerprint(exported: Any) -> bytes:
 
 
 def without_callers(text: str) -> list[str]:
-    """The module's lines, with the innermost frame in the place of each location."""
+    """The module's lines, with the innermost frame instead of each location."""
     lines = text.splitlines()
     table = dict(line.split(" = ", 1) for line in lines if line.startswith("#loc"))
     known: dict[str, str] = {}

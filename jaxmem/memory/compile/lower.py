@@ -87,7 +87,7 @@ class TracedCall:
 
 
 def traced_call(step: Callable, pure: Any, target: Target | None = None) -> TracedCall:
-    """Traces a `pure_call` of a step for a chip that need not be there."""
+    """Traces a `pure_call` of a step for a chip that may be absent."""
     call = flatten_call(step, pure)
     jitted = flat_function(lambda: step, call)
     with traced_for(target):
@@ -200,8 +200,8 @@ def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
         if primitives.of(eqn).kind is primitives.Kind.CALLBACK:
             raise ValueError(
                 f"{call.name} takes values from Python while it runs (jax."
-                f"{eqn.primitive.name}), which cannot be compiled for a chip that is "
-                "not there: leave it out of the step to be measured"
+                f"{eqn.primitive.name}), which cannot be compiled for an absent "
+                "chip: leave it out of the step to be measured"
             )
 
 

@@ -47,7 +47,7 @@ class BufferGroup:
     """The rows of one module path, or of the same module of several equal layers.
 
     Attributes:
-        module: the path, with a star in the place of each layer's number.
+        module: the path, with a star instead of each layer's number.
         layers: how many layers have buffers at the peak.
         bytes: of all rows.
         rows: the largest first.

@@ -19,7 +19,7 @@ def about_wrong_slices(found: Sequence[WrongSlice]) -> tuple[str, ...]:
     where = one.source or one.operation
     return (
         f"WRONG VALUES: XLA of jax {jax.__version__} takes {slices} of "
-        f"arrays in the host's memory from other places than the step says; {where} "
+        f"arrays in the host's memory from wrong addresses; {where} "
         f"{done} byte {one.offset:,} in iteration {one.iteration} in place of {meant}. "
         f"{WHAT_TO_DO}",
     )

@@ -9,7 +9,7 @@ _RATIO = 1.005  # padded over unpadded: less would be printed as 1
 
 
 def padded_cell(row: BufferRow) -> str:
-    """`3.01 MiB padded 64x`; empty where tiles add next to nothing."""
+    """`3.01 MiB padded 64x`; empty where tiles add very little."""
     unpadded = row.bytes - row.padding
     if not row.array or row.bytes < _RATIO * unpadded:
         return ""
@@ -17,7 +17,7 @@ def padded_cell(row: BufferRow) -> str:
 
 
 def padding_lines(report: ReportData) -> list[str]:
-    """How much of the peak is padding; nothing where next to nothing is."""
+    """How much of the peak is padding; nothing where very little is."""
     size, peak = sum(b.padding for b in report.at_peak), report.peak_bytes
     if not size or size < _LEAST * peak:
         return []

@@ -36,9 +36,7 @@ def sizes_line(report: ReportData) -> str:
         f"outputs {format_bytes(report.output_bytes)}",
     ]
     if report.alias_bytes:
-        parts.append(
-            f"of these in donated arguments {format_bytes(report.alias_bytes)}"
-        )
+        parts.append(f"aliased with donated inputs {format_bytes(report.alias_bytes)}")
     if report.host_bytes:
         parts.append(f"in the host's memory {format_bytes(report.host_bytes)}")
     if report.cost.get("flops"):

@@ -44,8 +44,8 @@ class StepTime:
     """Seconds of a step, predicted by a roofline over its compiled module.
 
     Twenty-three steps on an H200 took 0.97 to 1.10 times what is predicted; other chips
-    have not been timed, and TPUs are held to XLA's own cost model. Each kernel takes a
-    launch and the longest of its matrix products at the chip's peak, its bytes at the
+    have not been timed; TPUs are compared with XLA's own cost model. Each kernel takes
+    a launch and the longest of its matrix products at the chip's peak, its bytes at the
     memory's bandwidth or as fast as its threads get at them, and its elementwise
     instructions; collectives and copies to and from the host run beside kernels, and
     what is left of them is waited for.

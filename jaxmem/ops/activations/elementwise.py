@@ -27,7 +27,7 @@ def elementwise(
 ) -> Callable[..., Array]:
     """The function `fn`, keeping one derivative an element for each input.
 
-    The forward pass is that of `fn`, to the bit. Its derivatives are computed there
+    The forward pass is bitwise that of `fn`. Its derivatives are computed there
     too, by forward mode in the dtypes of `fn`, and kept in that of the input: with
     bfloat16 inputs they are rounded once more, to 2^-9 of their size.
 

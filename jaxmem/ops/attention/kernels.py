@@ -75,7 +75,7 @@ def _of_others(name: str, rules: Rules, inputs: tuple, *more) -> list[KernelCand
 
 
 def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> bool:
-    """Whether a kernel may read the value in the backward pass, as it was given."""
+    """Whether a kernel may read the value in the backward pass, unchanged."""
     if considered("attention", call.implementation, q):
         return True
     own = call.implementation is None and call.save is None

@@ -32,7 +32,7 @@ def save_quantized(
 ) -> Callable[..., Any]:
     """The function `fn`, which keeps codes of some arguments for its backward pass.
 
-    The forward pass is that of `fn`, to the bit. The backward pass is that of `fn` at
+    The forward pass is bitwise that of `fn`. The backward pass is that of `fn` at
     the arguments the codes stand for: what it would have kept of them and of anything
     made from them is recomputed. Good for matrix products, convolutions, and whatever
     is cheap to recompute from its arguments; of a function with products inside,
@@ -63,7 +63,7 @@ def save_quantized(
 
     Saves:
         bits / 8 byte an element of the coded arguments, a step and an offset a block,
-        in place of what `fn` keeps of them; other arguments as they are. Nothing of
+        instead of what `fn` keeps of them; other arguments as they are. Nothing of
         what a derivative does not need.
 
     Example::

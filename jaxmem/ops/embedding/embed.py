@@ -21,7 +21,7 @@ def embed(
     """The rows of a table that ids name, `table[ids]`.
 
     The gradient of the table is a scatter-add of the rows' gradients, in the dtype of
-    the table. `jaxmem.optim.value_and_row_grad` gives these rows in its place, and
+    the table. `jaxmem.optim.value_and_row_grad` gives these rows instead, and
     `jaxmem.schedule` updates the rows alone where that is exact.
 
     Args:

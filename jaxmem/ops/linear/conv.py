@@ -73,7 +73,7 @@ def conv(
     Saves:
         x in `dtype`, where the kernel is trained; the kernel as it is given, an
         argument, where x is differentiated; for bias nothing. With `save` the codes
-        in place of x.
+        instead of x.
 
     Source:
         As `dense`; what frozen kernels save: Bhatia and Dangel, "Lowering PyTorch's

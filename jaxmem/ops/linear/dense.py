@@ -56,7 +56,7 @@ def dense(
         precision: of the product, as for `jax.lax.dot_general`.
         preferred_element_type: of the product, as for `jax.lax.dot_general`.
         save: bits a value (1 to 8), `jnp.float8_e4m3fn` or a `Quantization`: codes of x
-            are kept in place of x. The output and the gradient of x are exact; the
+            are kept instead of x. The output and the gradient of x are exact; the
             kernel's is off by the rounding of x, at most half a step, in float8 a
             sixteenth of each value. None keeps x.
         save_rng: a key for stochastic rounding, which makes the kernel's gradient
@@ -73,7 +73,7 @@ def dense(
     Saves:
         x in `dtype`, where the kernel is trained; the kernel as it is given, an
         argument, where x is differentiated; for bias nothing. With `save` the codes
-        in place of x: bits / 8 byte an element, a step and an offset a block.
+        instead of x: bits / 8 byte an element, a step and an offset a block.
 
     Source:
         `jax.checkpoint` round the cast and the product; "Not storing casts":

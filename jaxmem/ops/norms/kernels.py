@@ -45,7 +45,7 @@ def unsupported(norm: Norm, ndim: int, mask, save) -> str | None:
 
 
 def refused(name: str, implementation, reason: str, xla, *args):
-    """`xla(*args)` where no kernel was asked for by name; else the error."""
+    """`xla(*args)` where no kernel was asked for; else the error."""
 
     def kernel(*args):
         raise NotImplementedError(reason)

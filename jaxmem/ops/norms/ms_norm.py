@@ -40,7 +40,7 @@ from jaxmem.ops.norms.moments import check_parameter
 class Normalized(WithArray):
     """A normalised array; the next dense layer applies its scale and bias.
 
-    Made by `ms_layer_norm` and `ms_rms_norm`; taken by `dense` in place of an array.
+    Made by `ms_layer_norm` and `ms_rms_norm`; taken by `dense` instead of an array.
     `array()` is what a plain norm gives.
 
     Args:

@@ -124,9 +124,9 @@ def accumulate_step(
       grads: the gradient of the mean loss of this micro-batch.
       state: of `tx`.
       params: as for `tx.update`.
-      micro_batches: N, in place of the one AdamA was made with; with an `axis_name`,
+      micro_batches: N, instead of the one AdamA was made with; with an `axis_name`,
         of this device.
-      weight: scalar in place of 1/N, see `scale_by_adama`.
+      weight: scalar instead of 1/N, see `scale_by_adama`.
       keep: bool scalar; False takes this gradient for zeros, even where it is NaN.
       **extra_args: for other transformations in `tx`.
 

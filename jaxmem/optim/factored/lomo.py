@@ -104,7 +104,7 @@ def adalomo(
     computed in float32 and the update cast once.
 
     `jaxmem.schedule` updates each scanned layer inside the backward pass: a step holds
-    the parameters, one layer's gradient and next to nothing else. Under
+    the parameters, one layer's gradient and little else. Under
     `jaxmem.microbatch` gradients are accumulated in a sum, one array of the parameters'
     size, since R and C are means of the square of the whole gradient. The paper
     recommends it without clipping by a norm.

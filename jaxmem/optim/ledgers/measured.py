@@ -33,7 +33,7 @@ def ledger(
     gradient_dtype: DTypeLike | None = None,
     accumulator_dtype: DTypeLike | None = None,
 ) -> Ledger:
-    """What a training step keeps besides activations: bytes, and bytes a parameter.
+    """Bytes that a training step keeps besides activations, in total and per parameter.
 
     Nothing is allocated or compiled: the optimizer's `init` is traced. `estimate` has
     what a compiled step takes, temporaries included.
@@ -47,8 +47,9 @@ def ledger(
       micro_batches: of a mini-batch. With more than one, and a `tx` that does not
         accumulate gradients in its own state, `microbatch` sums them.
       released: the stacked parameters, [layers, ...], whose updates `schedule` moves
-        into the backward scan, as patterns of paths such as ``"layers/**"``: of their
-        gradients one layer exists at a time. By default all gradients exist at once.
+        into the backward scan, as patterns of paths such as ``"layers/**"``: their
+        gradients are live one layer at a time. By default all gradients are live at
+        once.
       gradient_dtype: of the gradients; the parameters' by default.
       accumulator_dtype: as for `microbatch`: at least float32 by default.
 

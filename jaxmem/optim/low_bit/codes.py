@@ -44,7 +44,7 @@ class Format:
       scale: dtype of the scales.
       root: whether values are those of the moment's root.
       packed: whether two codes share a byte.
-      cheap: whether XLA for GPU computes values of it anew for each use; what has many
+      cheap: whether XLA for GPU computes values of it again for each use; what has many
         comparisons it keeps, in float32.
     """
 

@@ -79,7 +79,7 @@ class GaLoreRule:
         keep=None,
         axes: tuple[str, ...] = (),
     ) -> ProjectorState | None:
-        """The projectors, made anew of this gradient where they are due."""
+        """The projectors, computed again from this gradient where they are due."""
         if state is None:
             return None
         how = leaf.path, keep, axes

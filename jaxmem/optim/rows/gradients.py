@@ -14,7 +14,7 @@ from jaxmem.ir.unique_rows import in_table, put_rows, take_rows, unique_rows
 class RowGradients:
     """A gradient of a table that is zero outside of a few rows.
 
-    It stands in a tree in the place of the table's gradient or update. `table + self`
+    In a tree it replaces the table's gradient or update. `table + self`
     adds the rows in place, so `optax.apply_updates` takes it as it is. As a pytree it
     is its ids and its rows, and goes through `jit`, `scan` and `shard_map`. The ids
     travel as an array of keys, on which no arithmetic works: a transformation that maps

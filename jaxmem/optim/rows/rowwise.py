@@ -47,7 +47,7 @@ def rowwise(
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with the state of `tx`. Its updates
-      have `RowGradients` in the place of tables, which `optax.apply_updates` adds in
+      have `RowGradients` instead of tables, which `optax.apply_updates` adds in
       place.
 
     Raises:

@@ -28,9 +28,9 @@ def value_and_row_grad(
     """`jax.value_and_grad` whose gradients of tables are `RowGradients`.
 
     A table is read by lookups alone: `jaxmem.ops.embed` and `embedding_bag`,
-    `jnp.take`, `table[ids]` with an array of ids, Flax's `Embed`. The model need not be
-    changed. No array of the table's size is made: memory and time of its gradient are
-    proportional to the ids. Several lookups in one table, casts of it, and
+    `jnp.take`, `table[ids]` with an array of ids, Flax's `Embed`. The model does not
+    have to be changed. No array of the table's size is made: memory and time of its
+    gradient are proportional to the ids. Several lookups in one table, casts of it, and
     `jax.checkpoint` are seen through.
 
     A table that is read in another way too, such as one tied to the output layer, has a
@@ -49,7 +49,7 @@ def value_and_row_grad(
     Returns:
       A function of the arguments of `loss_fn` that returns (loss, gradients), or
       ((loss, aux), gradients). Gradients are of the structure of the parameters, with
-      `RowGradients` in the place of tables; of a table that is not read, without rows.
+      `RowGradients` instead of tables; for a table that is not read, without rows.
 
     Raises:
       TypeError: a `loss_fn` that is no function, other `tables`.

@@ -33,7 +33,7 @@ def in_given_order(
       least: bytes from which a result is held by a barrier.
 
     Returns:
-      A closed jaxpr like `ops.closed`; its values are the same to the bit.
+      A closed jaxpr like `ops.closed`; its values are bitwise equal.
 
     Raises:
       ValueError: `order` is none.

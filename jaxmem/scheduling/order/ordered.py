@@ -179,6 +179,6 @@ def _no_order(before: int, gain: int, loss: int) -> str:
     if loss > 0:
         why = f"would take {format_bytes(loss)} more than XLA's own order"
     return (
-        "layers that are written out are not put in order: by the step's graph that "
+        "unrolled layers are not reordered: by the step's graph that "
         f"{why}; {NAME_A_TARGET}"
     )

@@ -75,7 +75,7 @@ class _Readers:
             self._events[v].append((len(sequence), True))
 
     def wait(self, value: int, place: int) -> bool:
-        """Whether a value is read before it is made anew."""
+        """Whether a value is read before it is computed again."""
         events = self._events[value]
         following = bisect.bisect_left(events, (place, False))
         return following < len(events) and events[following][1]

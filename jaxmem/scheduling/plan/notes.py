@@ -32,7 +32,7 @@ def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
     # levels that are alike have the same to say
     yield from dict.fromkeys(rewritten.notes)
     if unchanged:
-        yield "nothing is changed: as it was given the step takes least"
+        yield "nothing is changed: the original step takes the fewest bytes"
     # by their texts: a jaxpr that is traced anew is another object
     elif fingerprint(rewritten.written_out) == fingerprint(rewritten.jaxpr):
         said = closed or rewritten.notes
@@ -47,10 +47,10 @@ def _closed(rewritten: Rewritten) -> Iterator[str]:
         for eqn in level.jaxpr.jaxpr.eqns if both else ():
             if primitives.is_scan(eqn) and _compat.has_side_effects(eqn):
                 inner = next(e for e in jaxprs.walk(jaxprs.bodies(eqn)[0]) if _acts(e))
-                yield f"a scan is left as it is: {named(inner)} has side effects"
+                yield f"a scan is not changed: {named(inner)} has side effects"
             elif _holds_both(eqn):
                 why = f": {why_closed(eqn)}" if primitives.is_jit(eqn) else ""
-                yield f"{named(eqn)}, with the layers in it, is left as it is{why}"
+                yield f"{named(eqn)}, with the layers in it, is not changed{why}"
 
 
 def _holds_both(eqn) -> bool:
@@ -76,8 +76,8 @@ def _why_nothing(rewritten: Rewritten) -> str:
         )
     if not any(primitives.is_scan(e) for e in backward):
         return (
-            "no layers are in a jax.lax.scan, and of those that are written out no "
-            "update of a MiB or more is in place and followed by other gradients"
+            "no layers are in a jax.lax.scan, and no unrolled layer has an "
+            "in-place update of 1 MiB or more that other gradients follow"
         )
     if not scans_in(rewritten):
         return "no backward scan reads what a forward scan stacks for it alone"

@@ -35,14 +35,14 @@ class Plan(PlanData):
       budget: bytes; None where none was given.
       tried: what it compiled, in order.
       planning_seconds: of the search, its compiles included.
-      plain: the compiled bytes of the step as it was given, where a target was named.
+      plain: the compiled bytes of the original step, where a target was named.
       scheduled: the same of the step as it is scheduled.
       target: the chip that both were compiled for, "" where for none; a report that is
         None then means that the compiler found no way to fit the chip.
       predicted_bytes: the peak as the graph of the scheduled step has it, in the order
         that XLA is expected to take.
       fingerprint: tells the step that the plan was made for from others.
-      offloaded_bytes: of residuals that wait in the host's memory.
+      offloaded_bytes: of residuals that are offloaded to the host.
       host_traffic_bytes: that a device moves to the host's memory and back in a step,
         of residuals and of optimizer state (`jaxmem.optim.on_host`).
       tiles: regions that are run in parts, those that save most first.
@@ -145,6 +145,6 @@ def undonated(arguments) -> str:
     size = sum(map(device_bytes, arrays))
     return (
         f"no argument is donated: of {format_bytes(size)} of arguments, what the step "
-        "updates is there twice. Name the parameters and the optimizer state in "
+        "updates is in memory twice. Name the parameters and the optimizer state in "
         "donate_argnums"
     )

@@ -119,7 +119,7 @@ class TiledRegion:
 
 @dataclass(frozen=True)
 class Description:
-    """Rows of a plan, the bytes that wait in the host's memory, and sentences."""
+    """Rows of a plan, the bytes that are offloaded to the host, and sentences."""
 
     gradients: tuple[Gradient, ...] = ()
     residuals: tuple[RecomputedResidual, ...] = ()
@@ -151,7 +151,7 @@ def gradient(aval, maker, released: bool, why: str, shards: int = 1) -> Gradient
 
 
 def residual(aval, maker, how: str, sign: int, shards: int = 1) -> RecomputedResidual:
-    """The row of a residual; `sign`: -1 for what is kept in the place of others."""
+    """The row of a residual; `sign`: -1 for what is kept instead of others."""
     size, shape, dtype, path = described(aval, maker)
     return RecomputedResidual(sign * (size // shards), shape, dtype, path, how)
 

@@ -63,7 +63,7 @@ def below(plan: PlanData, count: int, shown: int) -> list[str]:
 def rows(plan: PlanData) -> Iterator[tuple[str, ...]]:
     """The cells of a table, below `HEAD`."""
     for report, which in (
-        (plan.plain, "the step as it was given"),
+        (plan.plain, "the original step"),
         (plan.scheduled, "the scheduled step"),
     ):
         if plan.target and not fits(report):

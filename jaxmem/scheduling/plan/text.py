@@ -57,7 +57,9 @@ def _budget(plan: PlanData) -> str:
     if left >= 0:
         return f"{budget}: met, {format_bytes(left)} to spare"
     least = min((trial.peak for trial in plan.tried), default=math.inf)
-    found = "" if math.isinf(least) else f", the least found {format_bytes(int(least))}"
+    found = ""
+    if not math.isinf(least):
+        found = f", the lowest peak found is {format_bytes(int(least))}"
     return f"{budget}: missed by {format_bytes(-left)}{found}"
 
 
@@ -95,7 +97,7 @@ def _kept_less(plan: PlanData) -> Iterator[Line]:
         words = filter(None, (kept, count, work, time))
         yield max(0, size), f"recomputed: {', '.join(words)}"
     if size := plan.offloaded_bytes:
-        where = "wait in the host's memory"
+        where = "in host memory"
         yield size, f"offloaded: {format_bytes(size)} of residuals {where}"
 
 
@@ -126,16 +128,16 @@ def count_of(number: int, what: str) -> str:
 
 def longer(seconds: float) -> str:
     """How much longer a step takes; empty where it rounds to nothing."""
-    return f"some {1e3 * seconds:.3g} ms longer" if seconds >= _SHORT else ""
+    return f"about {1e3 * seconds:.3g} ms longer" if seconds >= _SHORT else ""
 
 
 def remarks(plan: PlanData) -> Iterator[str]:
     """What else there is to say."""
     if size := plan.kept_bytes:
-        yield f"kept: {format_bytes(size)} of gradients; their rows say why"
+        yield f"not released: {format_bytes(size)} of gradients; their rows say why"
     if plan.lower_bound and plan.scheduled:
         given = format_bytes(plan.lower_bound)
-        yield f"{given} of the peak are arguments and results: no plan takes less"
+        yield f"{given} of the peak are arguments and results: a lower bound"
     if plan.target and plan.predicted_bytes:
         size = format_bytes(plan.predicted_bytes)
         yield f"{size} was predicted from the step's graph"
@@ -143,12 +145,13 @@ def remarks(plan: PlanData) -> Iterator[str]:
         yield from _sent(plan.plain, plan.scheduled)
     if plan.host_traffic_bytes:
         yield (
-            f"{format_bytes(plan.host_traffic_bytes)} go to the host's memory and "
-            f"back: the link of {plan.target or plan.choice.target} is busy for some "
+            f"{format_bytes(plan.host_traffic_bytes)} are copied to host memory and "
+            f"back: the link of {plan.target or plan.choice.target} is busy for about "
             f"{1e3 * plan.host_seconds:.3g} ms a step"
         )
     if plan.barriers:
-        yield count_of(plan.barriers, "barrier")
+        count = count_of(plan.barriers, "optimization barrier")
+        yield f"{count}, so that XLA keeps the order of operations"
     if plan.tried:
         compiles = count_of(len(plan.tried), "compile")
         yield f"the search took {compiles}, {plan.planning_seconds:.0f} s"
@@ -158,10 +161,10 @@ def remarks(plan: PlanData) -> Iterator[str]:
 def _sent(plain: MemoryReport, scheduled: MemoryReport) -> Iterator[str]:
     """What a device sends in a step, and whether that is more than it was."""
     before, after = plain.sent_bytes, scheduled.sent_bytes
-    yield f"{sent_line(scheduled)}; {format_bytes(before)} as it was given"
+    yield f"{sent_line(scheduled)}; {format_bytes(before)} in the original step"
     if after > (1 + _SCALARS) * before:
         yield (
-            f"that is {format_bytes(after - before)} more than the step as it was "
-            "given: what is recomputed along an axis that is sharded over devices is "
-            "sent once more"
+            f"that is {format_bytes(after - before)} more than in the original "
+            "step: what is recomputed along an axis that is sharded over devices "
+            "is sent again"
         )

@@ -50,7 +50,7 @@ class Barriers:
 
 
 class RecomputeBehindBarriers(Searched[Barriers, Checkpoints | Casts]):
-    """In layers that are written out, recomputation waits for its gradient."""
+    """In unrolled layers, recomputation waits for its gradient."""
 
     config = Barriers
     repeats = True  # for the checkpoints, and then for the casts

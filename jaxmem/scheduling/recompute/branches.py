@@ -61,11 +61,12 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
         maker = lambda v: pair.body.eqns[pair.body.maker[v]]
         eqns = [pair.body.eqns[i] for i in found.recomputed]
         paid = [(eqn, 1) for eqn in eqns if pair.is_paid(eqn)]
-        how = "made of other residuals" if paid else "elementwise of other residuals"
+        way = "computed from" if paid else "elementwise of"
+        how = f"{way} other residuals"
         row = lambda v, how, sign: residual(v.aval, maker(v), how, sign, pair.shards(v))
         rows = [row(v, how, 1) for v in gone]
         kept = (v for v in found.variables if v not in here)
-        rows += [row(v, "others are made of it", -1) for v in kept]
+        rows += [row(v, "others are computed from it", -1) for v in kept]
         again = recomputed(paid, target, pair.inside())
         return Description(residuals=tuple(rows), recomputed=again)
 

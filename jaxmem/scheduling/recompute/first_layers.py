@@ -161,7 +161,7 @@ class FirstLayersRewrite:
             words = "recomputed in the first layers"
             yield stacked(v, self.layers), self.all.maker(v), words, 1, shards(v)
         for v in self.early:
-            words = "others are made of it in the first layers"
+            words = "others are computed from it in the first layers"
             yield stacked(v, self.layers), self.all.maker(v), words, -1, shards(v)
 
 

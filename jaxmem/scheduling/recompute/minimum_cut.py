@@ -33,7 +33,7 @@ ShardedPrice = Callable[[Any, Shardings], float | None]
 
 
 def fused_alone(eqn, shardings: Shardings) -> float | None:
-    """A price at which only what costs next to nothing is recomputed."""
+    """A price at which only what costs very little is recomputed."""
     return fused_only(eqn, sent(eqn, shardings))
 
 
@@ -148,7 +148,7 @@ def _reachable(graph: JaxprGraph, wanted: Sequence[Any], free: set[Any], price: 
 
 
 # Of several cuts of the same capacity the one nearest to the wanted values is taken, so
-# that the least is computed twice.
+# that the lowest peak is computed twice.
 def _reaching_sink(edges: dict[tuple[int, int], int], size: int) -> set[int]:
     """The nodes from which more could still flow to the sink, at the largest flow."""
     if not edges:

@@ -115,9 +115,8 @@ def read_by(body: JaxprGraph, positions: Sequence[int]) -> Iterator[Any]:
 
 
 def _words_instead(v) -> str:
-    return (
-        "a mask, eight elements to the byte" if is_mask(v) else "others are made of it"
-    )
+    packed = "a mask, eight elements to the byte"
+    return packed if is_mask(v) else "others are computed from it"
 
 
 def _words_for(eqns: Sequence[Any]) -> str:

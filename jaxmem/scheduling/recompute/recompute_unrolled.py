@@ -41,7 +41,7 @@ from jaxmem.scheduling.recompute.unrolled_cut import (
 
 
 class RecomputeUnrolled(Searched[Unrolled, tuple[Pair, Cut]]):
-    """In layers that are written out, values of the forward pass are recomputed."""
+    """In unrolled layers, values of the forward pass are recomputed."""
 
     config = Unrolled
 

@@ -70,7 +70,7 @@ class Recompute:
 
     @property
     def uses_host(self) -> bool:
-        """Whether arrays wait in the host's memory: not every platform can."""
+        """Whether arrays may be offloaded to the host: not every platform can."""
         return self.offload is not None
 
 

@@ -160,7 +160,7 @@ def _why(
     if _pays(new._replace(copied=[]), group, shardings):
         size = format_bytes(_bytes(new.copied, shardings))
         return f"not donated: its update would write {size} beside what is updated"
-    return "moving what uses it would not make less"
+    return "releasing it would not save memory"
 
 
 # -- which of it to move

@@ -26,7 +26,7 @@ class ExpectedPeaks:
 
     Attributes:
       arguments: of what is there before the step.
-      plain: of the step as it was given.
+      plain: of the original step.
       free: where nothing that costs time is done.
       least: of the choices that were looked at.
       slower: what the least of them does that takes time.

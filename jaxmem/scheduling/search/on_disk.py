@@ -53,7 +53,7 @@ def _load(key: str, rewritten: Callable[[Choice], Rewritten]) -> SearchOutcome |
         return outcome
     result = outcome.result
     took = f"{result.seconds:.0f} s"
-    note = f"found by an earlier search, in {took}; cache=False searches anew"
+    note = f"found by an earlier search, in {took}; cache=False searches again"
     return replace(outcome, result=replace(result, notes=(*result.notes, note)))
 
 

@@ -13,7 +13,7 @@ from jaxmem.scheduling._rewritten import Rewritten
 
 
 class BudgetError(ValueError):
-    """No choice fits into the budget; the message says what the least is.
+    """No choice fits into the budget; the message says what the lowest peak is.
 
     Attributes:
       least: bytes of the least peak that was compiled; None where nothing compiled.
@@ -128,7 +128,7 @@ def unreachable(
     if best.report is None:
         text += "the compiler found no way to fit any choice into the chip"
         return BudgetError(text)
-    text += f"the least is {format_bytes(best.peak)}"
+    text += f"the lowest peak is {format_bytes(best.peak)}"
     if why is not None:
         largest = sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3]
         rows = ", of which the largest are\n  " + "\n  ".join(map(_described, largest))

@@ -99,5 +99,5 @@ def _too_late(trials: Trials) -> str:
     least = min((t.peak for t in trials.tried), default=math.inf)
     text = f"search_seconds: nothing that fits was found in {count} compiles"
     if math.isfinite(least):
-        text += f"; the least of them is {format_bytes(least)}"
+        text += f"; the lowest peak of them is {format_bytes(least)}"
     return text + ": give it more time"

@@ -95,7 +95,7 @@ class TracedStep:
         return ENOUGH * self.own_seconds()
 
     def own_seconds(self) -> float:
-        """Seconds of the step's products, as it was given; of all if it has none."""
+        """Seconds of the original step's products; of all if it has none."""
         jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
         eqns = jaxprs.split(jaxpr)[0].eqns
         # Of products alone where there are any: what else a step takes depends on how

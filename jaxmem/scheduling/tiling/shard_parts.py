@@ -27,7 +27,7 @@ class Parts(NamedTuple):
         return length // self.n
 
     def view(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """An array's shape with axes for shards and parts in the place of the one."""
+        """An array's shape with axes for shards and parts instead of the one."""
         rest = shape[axis] // (self.n * self.shards)
         return (*shape[:axis], self.shards, self.n, rest, *shape[axis + 1 :])
 

@@ -308,7 +308,7 @@ BAD = [
     (lambda: sampled_dense(X, KERNEL[0], key=KEY), "two axes"),
     (
         lambda: sampled_dense(X, KERNEL, key=jax.random.split(KEY)),
-        "key=.*is no key: one of",
+        "key=.*is not a key: pass one of",
     ),
     (lambda: velora_dense(X, KERNEL, projection=jnp.ones(4)), "divides the 6"),
     (lambda: velora_dense(X, KERNEL[0], projection=jnp.ones(3)), "two axes"),
