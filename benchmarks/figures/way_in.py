@@ -1,4 +1,4 @@
-"""First screens of README.md and docs/index.md: headline, tables of models, of calls."""
+"""First screens of README.md and docs/index.md: a headline, models, and calls."""
 
 import functools
 from collections.abc import Mapping, Sequence

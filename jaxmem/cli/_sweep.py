@@ -51,8 +51,8 @@ def sweep(
     the command is
     `jaxmem sweep train:sized --over layers=2,4,8 --over batch=8,16 --target h100`.
 
-    Exits 0 where any of the steps fits its chip, 1 where none does, 2 on a usage error, 3
-    where a step cannot be imported, traced or compiled.
+    Exits 0 where any of the steps fits its chip, 1 where none does, 2 on a usage error,
+    3 where a step cannot be imported, traced or compiled.
     """
     import jaxmem
 

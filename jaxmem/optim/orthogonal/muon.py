@@ -91,8 +91,8 @@ def muon(
     **Error.** With `bits` the momentum is rounded after each step as that of `adam` is;
     the update is made of the momentum before it is rounded. `gram` does the same
     iterations on Gram matrices, whose rounding errors grow by up to 3.4^4 until the
-    matrix is computed again, after three steps: with float32 products they stay below 1e-4
-    of the update. TPUs and GPUs round operands of float32 products unless
+    matrix is computed again, after three steps: with float32 products they stay below
+    1e-4 of the update. TPUs and GPUs round operands of float32 products unless
     `jax.default_matmul_precision` says otherwise: there do not use it without that.
 
     **Sharded matrices.** XLA partitions the iterations product by product, with
