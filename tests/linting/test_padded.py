@@ -112,7 +112,9 @@ def test_a_gpu_has_none():
     assert not found(rows, FLAT, FLAT, target="h100")
 
 
-@pytest.mark.parametrize("layer", [PreLNLayer, LlamaLayer])
+@pytest.mark.parametrize(
+    "layer", [PreLNLayer, pytest.param(LlamaLayer, marks=pytest.mark.slow)]
+)
 def test_layers_of_transformers_have_none(layer):
     """Heads of 64 elements, in lanes of 128."""
     model = Stack(StackConfig(4, 512, 8, 8, 2048, 0.0), layer)

@@ -289,6 +289,28 @@ def test_one_exchange_in_and_one_out(name):
     assert len(sent_in(theirs, places, name)) > 5
 
 
+# -- bytes
+
+
+@pytest.mark.parametrize(
+    "shape, most", [((32, 64, 256), 2.3), ((32, 256, 64), 2.3), ((32, 128, 128), 3.1)]
+)
+def test_products_of_one_matrix_at_a_time(shape, most):
+    """X and the next X, and Gram matrices of the smaller side; of optax all layers'."""
+    given = {"x": jnp.ones(shape)}
+
+    def temporaries(tx):
+        update = jax.jit(lambda g, state: tx.update(g, state, given), donate_argnums=1)
+        compiled = update.lower(given, tx.init(given)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / given["x"][0].nbytes
+
+    theirs = optax.contrib.muon(LR, muon_weight_dimension_numbers=Dims(1, 2))
+    assert temporaries(muon(LR, stacked="x")) < most
+    assert temporaries(theirs) > 2 * shape[0]
+    # new codes of all layers beside the old ones, and the momentum that they are of
+    assert temporaries(muon(LR, stacked="x", bits=8)) < most + 1.5 + 1.1 * 32 / 4
+
+
 # -- schedule, micro-batches
 
 
