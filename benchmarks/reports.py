@@ -12,6 +12,7 @@ import functools
 import io
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "not_donated": lambda: of_module(Perceptron(), FEW, ADAM, donated=()),
     "head": head,
 }
-EXAMPLES = ("lint", "advise", "explain")
+EXAMPLES = ("lint", "advise", "explain", "live_memory")
 
 
 @functools.cache
@@ -125,7 +126,11 @@ def text(name: str) -> str:
     """What is printed, with paths as they are in the repository."""
     if name in CASES:
         return f"{report(name)}\n"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.chdir(folder),  # where an example writes its files
+    ):
         runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
     return printed.getvalue().replace(f"{ROOT}/", "")
 

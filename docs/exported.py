@@ -19,6 +19,7 @@ PACKAGES = (
     "jaxmem.freezing",
     "jaxmem.linting",
     "jaxmem.memory",
+    "jaxmem.monitoring",
     "jaxmem.nn",
     "jaxmem.nn.linen",
     "jaxmem.nn.nnx",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
     from jaxmem import memory as memory
+    from jaxmem import monitoring as monitoring
     from jaxmem import nn as nn
     from jaxmem import ops as ops
     from jaxmem import optim as optim
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from jaxmem.auditing import audit as audit
     from jaxmem.checking import check as check
     from jaxmem.explaining import explain as explain
+    from jaxmem.explaining import explained as explained
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.linting import lint as lint
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from jaxmem.memory import sweep as sweep
     from jaxmem.memory import target_mesh as target_mesh
     from jaxmem.memory import targets as targets
+    from jaxmem.monitoring import live_arrays as live_arrays
+    from jaxmem.monitoring import monitor as monitor
     from jaxmem.nn import substitute as substitute
     from jaxmem.optim import adama as adama
     from jaxmem.optim import ledger as ledger
@@ -59,10 +63,13 @@ _HOME = {
     "check": "jaxmem.checking",
     "estimate": "jaxmem.memory",
     "explain": "jaxmem.explaining",
+    "explained": "jaxmem.explaining",
     "ledger": "jaxmem.optim",
     "lint": "jaxmem.linting",
+    "live_arrays": "jaxmem.monitoring",
     "max_batch": "jaxmem.memory",
     "microbatch": "jaxmem.accumulate",
+    "monitor": "jaxmem.monitoring",
     "remat_policy": "jaxmem.scheduling",
     "residuals": "jaxmem.memory",
     "scale_by_adama": "jaxmem.optim",
@@ -84,6 +91,7 @@ _SUBPACKAGES = (
     "freezing",
     "linting",
     "memory",
+    "monitoring",
     "nn",
     "ops",
     "optim",

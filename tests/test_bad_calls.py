@@ -106,6 +106,10 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "Sweep SweptStep".split()
 # What `explain` returns, and what its command asks first
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "Explanation LargeBuffer LineToWrite has_error".split()
+# What `live_arrays` and `monitor` return, and what the monitor asks of `memory`
+WITHOUT_ARGUMENTS_OF_ITS_OWN += (
+    "LiveArray LiveArrays LiveArraysChange Monitor fragmentation".split()
+)
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}
 AS_IN_FLAX |= {name.replace("linen", "nnx") for name in AS_IN_FLAX}

@@ -66,7 +66,8 @@ ALLOWED = {
         *("_bytes", "_module_path", "_progress", "accumulate", "chips", "frameworks"),
         *("ir", "memory", "nn", "optim", "pages", "rewriting", "scheduling"),
     },
-    "explaining": {"_bytes", "_module_path", "chips", "memory", "pages"},
+    "monitoring": {"_bytes", "_module_path", "frameworks", "memory", "pages"},
+    "explaining": {"_bytes", "_module_path", "chips", "memory", "monitoring", "pages"},
     "demo": {
         *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),
         "scheduling",
@@ -261,6 +262,7 @@ def _exported():
             "freezing",
             "linting",
             "memory",
+            "monitoring",
             "nn",
             "ops",
             "optim",

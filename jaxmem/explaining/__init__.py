@@ -7,10 +7,12 @@ a file for each device (`_gpu.py`, `_tpu.py`, `_host.py`) reads its figures.
 
 from jaxmem.explaining._explain import explain as explain
 from jaxmem.explaining._explain import has_error as has_error
+from jaxmem.explaining._explained import explained as explained
 from jaxmem.explaining._explanation import Explanation as Explanation
 from jaxmem.explaining._explanation import LineToWrite as LineToWrite
 from jaxmem.explaining._facts import LargeBuffer as LargeBuffer
 
 __all__ = [
     "explain",
+    "explained",
 ]

@@ -149,9 +149,8 @@ def _fragmentation(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
 
 def _live(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     yield LineToWrite(
-        "See what is alive, the largest first:",
-        "for x in sorted(jax.live_arrays(), key=lambda x: -x.nbytes)[:20]:\n"
-        "    print(x.nbytes, x.dtype, x.shape)",
+        "See what is alive, the largest first, and what is not of the state:",
+        "print(jaxmem.live_arrays(state=state))",
     )
     yield from _donate(facts)
     if facts.shared is None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
+from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_callable, wrong_value
 from jaxmem.chips import Target, get_target
 from jaxmem.explaining._advice import advise_on
@@ -16,8 +17,12 @@ from jaxmem.explaining._estimated import (
     with_report,
 )
 from jaxmem.explaining._explanation import Explanation
+from jaxmem.explaining._facts import Facts
 from jaxmem.explaining._forms import LOOKED_FOR, facts_of
 from jaxmem.explaining._text import line_of_user, text_of
+from jaxmem.monitoring import live_arrays
+
+_WITHOUT_ARRAYS = "kernel", "start", "host"  # stages that arrays on a device are not of
 
 
 def explain(
@@ -72,12 +77,13 @@ def explain(
     memory = None if chip is None else chip.memory_bytes
     if facts.limit is None and facts.device in ("GPU", "TPU"):
         facts = replace(facts, limit=memory, of_chip=memory is not None)
-    diagnosis, notes = diagnose(facts), ()
+    diagnosis, notes = diagnose(facts), _alive(error, facts)
     if step is not None:
         report = estimated(step, args, target, options)
         facts = with_report(facts, report)
         diagnosis = diagnosed_again(diagnosis, facts)
         notes = (
+            *notes,
             compared(facts, report),
             *map("Of the step: {}.".format, report.advice),
         )
@@ -97,6 +103,23 @@ def explain(
         facts.largest,
         advise_on(diagnosis, facts, memory),
         notes,
+    )
+
+
+def _alive(error: Any, facts: Facts) -> tuple[str, ...]:
+    """What is alive in the process that has caught an error; a log is of another."""
+    if not isinstance(error, BaseException) or facts.stage in _WITHOUT_ARRAYS:
+        return ()
+    try:
+        alive = live_arrays()
+    except RuntimeError:  # of a backend that has not begun
+        return ()
+    if not alive.total_bytes:
+        return ()
+    size = format_bytes(alive.device_bytes)
+    return (
+        f"Alive in this process now: {size} on a device, in {alive.count} arrays. "
+        "jaxmem.live_arrays(state=state) tells which",
     )
 
 

@@ -9,6 +9,7 @@ from jaxmem.frameworks._call import pure_call as pure_call
 from jaxmem.frameworks._donated import named_leaves as named_leaves
 from jaxmem.frameworks._form import Form as Form
 from jaxmem.frameworks._jitted import Jitted as Jitted
+from jaxmem.frameworks._named_arrays import named_arrays as named_arrays
 from jaxmem.frameworks._places import Place as Place
 from jaxmem.frameworks._scopes import module_scopes as module_scopes
 from jaxmem.frameworks._split_object import SplitObject as SplitObject

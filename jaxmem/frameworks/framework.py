@@ -148,6 +148,10 @@ class Framework:
         split = self.split(model)
         return list(zip(map(_path, split.names), split.arrays, strict=True))
 
+    def arrays(self, x: Any) -> Iterator[tuple[Path, Any]]:
+        """(path, array) of all arrays of an object that it owns."""
+        yield from self.variables(x)
+
     def predicate(self, mask: Any) -> Wanted:
         """A mask of its own kind; TypeError or ValueError for any other."""
         raise TypeError(f"{mask!r} is no mask of {self.name}")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import jax
 from jax.tree_util import DictKey, tree_flatten_with_path
 
+from jaxmem._paths import path_of
 from jaxmem.frameworks._jitted import Jitted, of_jax
 from jaxmem.frameworks._split_object import SplitObject
 from jaxmem.frameworks.framework import Framework
@@ -162,6 +163,17 @@ class Nnx(Framework):
         from flax import nnx
 
         return list(nnx.to_flat_state(nnx.state(model)))
+
+    def arrays(self, x: Any) -> Iterator[tuple[Path, Any]]:
+        """Without the Variables, of which one may be an object by itself."""
+        from flax import nnx
+
+        held = [((), x)] if isinstance(x, nnx.Variable) else self.variables(x)
+        for path, value in held:
+            is_variable = isinstance(value, nnx.Variable)
+            for keys, leaf in jax.tree.leaves_with_path(value):
+                inner = path_of(keys[is_variable:])
+                yield (*path, *filter(None, [inner])), leaf
 
     def predicate(self, mask: Any) -> Wanted:
         """Any nnx filter."""

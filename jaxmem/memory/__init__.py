@@ -27,6 +27,7 @@ from jaxmem.memory.compile.pool import start_worker as start_worker
 from jaxmem.memory.report.compare import ReportComparison as ReportComparison
 from jaxmem.memory.report.report import MemoryReport as MemoryReport
 from jaxmem.memory.report.runtime import RuntimeMemory as RuntimeMemory
+from jaxmem.memory.report.runtime import fragmentation as fragmentation
 from jaxmem.memory.sweeps import Sweep as Sweep
 from jaxmem.memory.sweeps import SweptStep as SweptStep
 from jaxmem.memory.sweeps import sweep as sweep

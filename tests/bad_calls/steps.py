@@ -4,6 +4,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import jaxmem
@@ -106,6 +107,18 @@ CALLS = [
     Call("explain", jaxmem.explain, {"error": OUT_OF_MEMORY}, {
         "error": (None, 3, [], "", "Loss: nan", pathlib.Path("no_such.log")),
         "step": FUNCTION_OR_NONE, "target": TARGET,
+    }),
+    Call("explained", lambda **kw: jaxmem.explained(**kw).__enter__(), {}, {
+        "named": FUNCTION_OR_NONE, "target": TARGET,
+    }),
+    Call("live_arrays", jaxmem.live_arrays, {"params": BATCH}, {
+        "params": ("w", 3, [1, 2], {"w": 1.5}, np.ones(3), X),
+    }),
+    Call("monitor", lambda **kw: jaxmem.monitor(**kw), {"live": True}, {
+        "predicted": (True, "", "banana", -1, [], X), "every": (None, *COUNT),
+        "log_to": (None, 3, True, "", "memory.txt", "no_such_folder/memory.jsonl",
+                   [None]),
+        "live": (1, "yes", []), "device": ("gpu", 0, []),
     }),
     Call("audit", lambda step, **kw: jaxmem.audit(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),

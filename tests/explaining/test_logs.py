@@ -64,7 +64,7 @@ EXPECTED = {
         "run", "GPU", "train_step", "", "another process", f"{FRACTION}.47"
     ),
     "gpu_full": Expected(
-        "run", "GPU", "update", "", "live arrays", "jax.live_arrays()"
+        "run", "GPU", "update", "", "live arrays", "jaxmem.live_arrays(state=state)"
     ),
     "tpu_table": Expected(
         *("compile", "TPU", "train_step"),
@@ -79,7 +79,9 @@ EXPECTED = {
     "tpu_e1000": Expected(
         "compile", "TPU", "pretrain_step", "", "true peak", f'{SCHEDULE}"15.7GiB")'
     ),
-    "tpu_run": Expected("run", "TPU", "", "", "live arrays", "jax.live_arrays()"),
+    "tpu_run": Expected(
+        "run", "TPU", "", "", "live arrays", "jaxmem.live_arrays(state=state)"
+    ),
     "tpu_load": Expected(
         "load", "TPU", "generate", "", "fragmentation", "jax.clear_caches()"
     ),

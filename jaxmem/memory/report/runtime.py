@@ -60,12 +60,11 @@ class RuntimeMemory(SavedResult):
     @property
     def fragmentation(self) -> float | None:
         """The part of the free memory that is not in the largest free block, 0 to 1."""
-        held, largest = self.pool_bytes, self.largest_free_block_bytes
-        held = held or self.bytes_limit
-        if held is None or self.bytes_in_use is None or largest is None:
-            return None
-        free = held - self.bytes_in_use
-        return max(1 - largest / free, 0.0) if free > 0 else 0.0
+        return fragmentation(
+            self.pool_bytes or self.bytes_limit,
+            self.bytes_in_use,
+            self.largest_free_block_bytes,
+        )
 
     def to_json(self, indent: int | None = None) -> str:
         """All fields as JSON text; bytes are integers."""
@@ -129,6 +128,16 @@ class RuntimeMemory(SavedResult):
         if part is None:
             return ""
         return f"{100 * part:.1f} % of what is free lies in smaller blocks"
+
+
+def fragmentation(
+    held: int | None, in_use: int | None, largest_free: int | None
+) -> float | None:
+    """The part of the free memory that is not in the largest free block, 0 to 1."""
+    if held is None or in_use is None or largest_free is None:
+        return None
+    free = held - in_use
+    return max(1 - largest_free / free, 0.0) if free > 0 else 0.0
 
 
 def runtime_of(report: ReportData, device: Any = None) -> RuntimeMemory:
