@@ -256,9 +256,10 @@ def _host(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
 
 
 def _unknown(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+    chip = facts.chip or ("tpu-v5e" if facts.device == "TPU" else "h100")
     yield LineToWrite(
         "Compare with what the step takes, by module and line:",
-        'print(jaxmem.explain(error, step, *args, target="h100"))',
+        f'print(jaxmem.explain(error, step, *args, target="{chip}"))',
     )
     yield from _live(facts, memory)
 

@@ -75,6 +75,7 @@ def explain(
         allowed = f"it contains no out-of-memory error; looked for were {LOOKED_FOR}"
         raise wrong_value("error", error, allowed)
     memory = None if chip is None else chip.memory_bytes
+    facts = replace(facts, chip="" if chip is None else chip.name)
     if facts.limit is None and facts.device in ("GPU", "TPU"):
         facts = replace(facts, limit=memory, of_chip=memory is not None)
     diagnosis, notes = diagnose(facts), _alive(error, facts)

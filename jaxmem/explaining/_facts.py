@@ -58,6 +58,7 @@ class Facts:
       temporaries_alone: whether `needed` leaves out arguments.
       of_chip: whether `limit` is the chip's whole memory, and not of the log.
       pinned: whether it is the host's memory that a GPU reads.
+      chip: the target that the user names, "" for none.
     """
 
     stage: Stage
@@ -82,6 +83,7 @@ class Facts:
     temporaries_alone: bool = False
     of_chip: bool = False
     pinned: bool = False
+    chip: str = ""
 
     @property
     def undonated(self) -> int:

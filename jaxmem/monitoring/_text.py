@@ -8,7 +8,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered
 
 HEAD = "bytes", "array", "where", "memory"
-UNNAMED = "in no tree that was named"
+UNNAMED = "not in a named tree"
 _SHOWN = 8  # rows of a tree
 _NOTES = 6
 
