@@ -43,12 +43,12 @@ def advise(
 ) -> Advice:
     """Finds out what makes a training step fit, by compiling techniques until one does.
 
-    Exact techniques come first, the cheapest before the others: nothing;
-    `substitute`; `schedule`; both; `schedule` with the budget, which recomputes, runs
-    regions in tiles and the step in micro-batches as far as needed; the same with
-    residuals offloaded to the host; the optimizer's state on the host. Then the
-    approximate techniques in `allow`, alone and combined. The bytes are those of
-    the compiled step.
+    Exact techniques come first, the fastest before the others: nothing; `substitute`;
+    `substitute` and `schedule`; `schedule` alone; `schedule` with the budget, which
+    recomputes, runs regions in tiles and the step in micro-batches as far as needed;
+    the same with residuals offloaded to the host; the optimizer's state on the host.
+    Then the approximate techniques in `allow`, alone and combined. The bytes are those
+    of the compiled step.
 
     Args:
       fn: a training step, jitted or not, of any framework; or, with `tx`, a loss

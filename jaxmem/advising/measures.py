@@ -91,9 +91,13 @@ def of_step(
     if lean is not None:
         substituted = _substituted(plain, lean)
         yield substituted
+        if lean.replaced():
+            # first, since it is mostly the faster one
+            yield _scheduled(goal, substituted)
         yield _scheduled(goal, plain)
         plain = substituted if lean.replaced() else plain
-    yield _scheduled(goal, plain)
+    else:
+        yield _scheduled(goal, plain)
     yield from _in_the_budget(goal, plain)
     if "bits" in allow:
         lean = forms.lean_step(step, args, **_CODES)
@@ -115,10 +119,10 @@ def of_loss(
     lean = forms.lean_loss(loss_fn, args)
     substituted = _substituted(plain, lean, **loss.step_of(lean, tx))
     yield substituted
-    yield _scheduled(goal, plain)
     if lean.replaced():
         yield _scheduled(goal, substituted)
-    else:
+    yield _scheduled(goal, plain)
+    if not lean.replaced():
         lean, substituted = replace(lean, fn=loss_fn, args=args, line=""), plain
     yield from _in_the_budget(goal, substituted)
     if goal.target != "cpu":  # its memory is the host's

@@ -53,10 +53,11 @@ class Strategy:
         return self._least() if budget is None else self._within(budget)
 
     def _least(self) -> Search[ReportedTrial]:
-        """What sends and takes no more bytes, and no more time, than the step as given.
+        """What sends no more, and takes no more bytes, than the step as it was given.
 
         Of that the least bytes times seconds (the least bytes, where no seconds are
-        predicted); what recomputes only where it is faster than what does not.
+        predicted); what costs no time by its pass only where it compiles to no more,
+        and what recomputes only where it is faster than what does not.
         """
         given, fronts = replace(self._plain, unchanged=True), self._faster()
         free = [self._plain.having(config) for _, config in self._free]
@@ -65,7 +66,7 @@ class Strategy:
         faster = [*firsts, *(yield from self._second(fronts))]
         tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
         own = next(t for t in tried if t.choice == given)
-        tried = [t for t in tried if not self._is_slower(t, own)]
+        tried = [t for t in tried if t.choice not in free or not self._is_slower(t, own)]
         plain = yield from self._settled(own)
         first = next(t for t in tried if t.choice not in faster)
         for one in tried:
