@@ -80,8 +80,8 @@ def max_batch(
       The largest batch size that was compiled and fits, an `int`; 0 if not even
       `multiple_of` does. The next size was compiled and does not fit, nor do an eighth
       and a quarter more: peaks do not always grow with the batch, so one in between
-      may. `.at_limit` tells whether `limit` has ended the search, `.seconds` and
-      `.per_second` what a step of this size is predicted to take; so does its text.
+      may. `.at_limit` tells whether `limit` has ended the search, `BatchSize.seconds`
+      and `.per_second` what a step of this size is predicted to take; so does its text.
 
     Raises:
       ValueError: no memory known, or sizes that make no sense.
@@ -126,8 +126,8 @@ def best_batch(
       **options: passed on to `jaxmem.estimate`, such as `donate_argnums`.
 
     Returns:
-      A size, an `int` with `.seconds` and `.per_second`; 0 if not even `multiple_of`
-      fits.
+      A size, an `int` with `BatchSize.seconds` and `.per_second`; 0 if not even
+      `multiple_of` fits.
 
     Raises:
       ValueError: no memory or no rates known, or sizes that make no sense.
