@@ -147,10 +147,13 @@ def plan_in(name: str, room: float | None, offload: bool = False) -> Plan | str:
     if room is not None:
         plain = jaxmem.estimate(step, *args, target=TARGET)
         budget = peak_with(plain, room)
-    how = {"target": TARGET, "donate_argnums": (), "offload": offload}
-    scheduled = jaxmem.schedule(step, budget, **how)
+    return planned(step, args, budget, target=TARGET, offload=offload)
+
+
+def planned(step: Callable, args: tuple, budget: int | None, **how) -> Plan | str:
+    """The plan of a step that donates nothing, or that there is none."""
     try:
-        return scheduled.plan(*args)
+        return jaxmem.schedule(step, budget, donate_argnums=(), **how).plan(*args)
     except BudgetError as error:
         print(error)
         return "out of reach"

@@ -18,13 +18,12 @@ import jaxmem
 from benchmarks._common import MIB, peak_with, publish_some
 from benchmarks.blocks import POLICIES
 from benchmarks.frontier import COLUMNS as OF_GPU
-from benchmarks.frontier import MODELS, WITHOUT
+from benchmarks.frontier import MODELS, WITHOUT, planned
 from benchmarks.readings.xla_costs import Costed
 from benchmarks.time import estimated
 from benchmarks.tpu_cycles import compiled_text
 from jaxmem.chips import compiler_folders
 from jaxmem.memory import DoesNotFit
-from jaxmem.scheduling import BudgetError
 
 CHIP = "tpu-v5e"
 CHOSEN = (
@@ -67,12 +66,9 @@ def taken(name: str, policy: str) -> Taken | None:
 def of_plan(name: str, room: int | None) -> tuple:
     """(MiB, ms, compiles, seconds) of `schedule`, or what there is to say instead."""
     step, args = MODELS[name].under("plain")
-    how = {"target": CHIP, "donate_argnums": ()}
-    try:
-        plan = jaxmem.schedule(step, room, **how).plan(*args)
-    except BudgetError as error:
-        print(error)
-        return "out of reach", "", "", ""
+    plan = planned(step, args, room, target=CHIP)
+    if isinstance(plan, str):
+        return plan, "", "", ""
     scheduled = jaxmem.schedule(step, plan=plan, donate_argnums=())
     report = plan.scheduled
     about = len(plan.tried), plan.planning_seconds

@@ -1,6 +1,8 @@
 """The figures of docs/frontier.md: `schedule` in the bytes of every policy."""
 
+import functools
 import statistics
+from collections.abc import Mapping
 
 from benchmarks.figures.rows import (
     TEMP_AND_MS,
@@ -35,8 +37,8 @@ def _mean(found: list[Row]) -> float:
     return statistics.geometric_mean(map(_ratio, found))
 
 
-def _both(r: Row, of: str = "") -> str:
-    return with_older(r, r, {f"{of}{c}": f for c, f in TEMP_AND_MS.items()})
+def _both(r: Row, of: str = "", columns: Mapping[str, str] = TEMP_AND_MS) -> str:
+    return with_older(r, r, {f"{of}{c}": f for c, f in columns.items()})
 
 
 @figures("frontier")
@@ -95,7 +97,7 @@ def offload() -> str:
 def on_tpu() -> str:
     """A line for each model and policy that fits the chip."""
     sizes = {"temp MiB": ",.0f", "ms by cycles": ",.1f"}
-    both = lambda r, of="": with_older(r, r, {f"{of}{c}": f for c, f in sizes.items()})
+    both = functools.partial(_both, columns=sizes)
     head = "model", "policy", "the policy: MiB / ms", "`schedule`", "ratio"
     found = [r for r in rows("frontier_tpu") if r["ratio"] and r["policy"] != PLAIN]
     cells = lambda r: [both(r), both(r, "schedule: "), r["ratio"]]

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from jaxmem.memory import format_bytes
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, aligned
 
 EXACT = "none"  # the error of a measure that changes nothing but rounding
 
@@ -103,12 +103,7 @@ class Advice(SavedResult):
 
     def __str__(self) -> str:
         rows = [_HEAD, *map(self._cells, self.measures)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self._headline(), *lines, *self._remarks()])
+        return "\n".join([self._headline(), *aligned(rows), *self._remarks()])
 
     def __rich__(self) -> Any:
         from rich.console import Group

@@ -88,21 +88,20 @@ def of_step(
     plain = Measure("", (), step, args, places, kwargs=kwargs)
     yield replace(plain, name="nothing")
     lean = forms.lean_step(step, args)
+    best = plain
     if lean is not None:
         substituted = _substituted(plain, lean)
         yield substituted
         if lean.replaced():
             # first, since it is mostly the faster one
-            yield _scheduled(goal, substituted)
-        yield _scheduled(goal, plain)
-        plain = substituted if lean.replaced() else plain
-    else:
-        yield _scheduled(goal, plain)
-    yield from _in_the_budget(goal, plain)
+            best = substituted
+            yield _scheduled(goal, best)
+    yield _scheduled(goal, plain)
+    yield from _in_the_budget(goal, best)
     if "bits" in allow:
         lean = forms.lean_step(step, args, **_CODES)
         assert lean is not None  # checked before
-        yield from _all_scheduled(goal, _in_few_bits(plain, lean, _CODES))
+        yield from _all_scheduled(goal, _in_few_bits(best, lean, _CODES))
 
 
 def of_loss(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from jaxmem._bytes import format_bytes
 from jaxmem.explaining._diagnosis import DEFAULT_SHARE, Diagnosis, excess
 from jaxmem.explaining._facts import Facts
+from jaxmem.memory.buffers import arrays_of
 
 _RUN = "python train.py"
 _ROOM = 0.95  # of a GPU's limit: the rest is for what does not come in one piece
@@ -26,22 +27,14 @@ class LineToWrite:
     line: str
 
 
-def advise_on(
-    diagnosis: Diagnosis, facts: Facts, memory: int | None = None
-) -> tuple[LineToWrite, ...]:
-    """What to write, what helps most first.
-
-    Args:
-      diagnosis: the cause.
-      facts: the figures of the log.
-      memory: of the chip, where it is known.
-    """
-    return tuple(_ADVICE[diagnosis](facts, memory))
+def advise_on(diagnosis: Diagnosis, facts: Facts) -> tuple[LineToWrite, ...]:
+    """What to write for a cause, what helps most first."""
+    return tuple(_ADVICE[diagnosis](facts))
 
 
-def budget_of(facts: Facts, memory: int | None) -> str:
+def budget_of(facts: Facts) -> str:
     """A step's budget, as text: what there is, less other arrays; "" if unknown."""
-    limit = facts.limit or facts.device_total or memory
+    limit = facts.limit or facts.device_total or facts.chip_bytes
     if limit is None:
         return ""
     other = 0
@@ -60,8 +53,8 @@ def _written(size: int) -> str:
     return f"{int(10 * size / 2**30) / 10:g}GiB"
 
 
-def _fit(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
-    known = budget_of(facts, memory)
+def _fit(facts: Facts) -> Iterator[LineToWrite]:
+    known = budget_of(facts)
     budget, first = (f'"{known}"', "") if known else ("limit", f"{_ON_DEVICE}\n")
     yield LineToWrite(
         "Recompute, and run in parts, until the step fits:",
@@ -95,27 +88,27 @@ def _larger_pool(facts: Facts) -> Iterator[LineToWrite]:
         )
 
 
-def _peak(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _peak(facts: Facts) -> Iterator[LineToWrite]:
     yield from _donate(facts)
-    yield from _fit(facts, memory)
+    yield from _fit(facts)
     yield from _larger_pool(facts)
 
 
-def _padding(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _padding(facts: Facts) -> Iterator[LineToWrite]:
     worst = max(facts.largest, key=lambda b: b.padding_bytes, default=None)
     name, axis = "x", 0
-    if worst is not None and worst.padding_bytes:
-        sizes = [int(n) for n in worst.array.partition("[")[2].rstrip("]").split(",")]
-        axis = sizes.index(max(sizes))
+    shapes = arrays_of(worst.array) if worst is not None else ()
+    if worst is not None and worst.padding_bytes and shapes and shapes[0].sizes:
+        axis = shapes[0].sizes.index(max(shapes[0].sizes))
         name = worst.array
     yield LineToWrite(
         f"Give {name} its longest axis last, or merge short axes:",
         f"x = jnp.moveaxis(x, {axis}, -1)",
     )
-    yield from _peak(facts, memory)
+    yield from _peak(facts)
 
 
-def _constants(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _constants(facts: Facts) -> Iterator[LineToWrite]:
     yield LineToWrite(
         "Give the array to the step as an argument:",
         "step = jax.jit(lambda state, batch, table: ...)",
@@ -125,10 +118,10 @@ def _constants(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
         f"JAX_CAPTURED_CONSTANTS_REPORT_FRAMES=-1 {_RUN}",
     )
     if excess(facts) > (facts.constants or 0):
-        yield from _fit(facts, memory)
+        yield from _fit(facts)
 
 
-def _fragmentation(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _fragmentation(facts: Facts) -> Iterator[LineToWrite]:
     if facts.device == "GPU":
         yield LineToWrite(
             "Use CUDA's allocator, which reduces fragmentation:",
@@ -144,10 +137,10 @@ def _fragmentation(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
             "Free what is not needed, programs included, before the largest step:",
             "del old_state; jax.clear_caches()",
         )
-    yield from _fit(facts, memory)
+    yield from _fit(facts)
 
 
-def _live(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _live(facts: Facts) -> Iterator[LineToWrite]:
     yield LineToWrite(
         "See what is alive, the largest first, and what is not of the state:",
         "print(jaxmem.live_arrays(state=state))",
@@ -160,12 +153,11 @@ def _live(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
         )
     if facts.stage == "load":
         yield LineToWrite("Free programs that are done with:", "jax.clear_caches()")
-    yield from _fit(facts, memory)
+    yield from _fit(facts)
     yield from _larger_pool(facts)
 
 
-def _others(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
-    del memory
+def _others(facts: Facts) -> Iterator[LineToWrite]:
     yield LineToWrite(
         "Find the processes that use it, and stop leftover ones:", "nvidia-smi"
     )
@@ -183,16 +175,16 @@ def _others(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     )
 
 
-def _pool(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _pool(facts: Facts) -> Iterator[LineToWrite]:
     yield LineToWrite(
         "Let JAX use more of the GPU than its default of 75 %:",
         f"XLA_CLIENT_MEM_FRACTION=.95 {_RUN}",
     )
-    yield from _fit(facts, memory)
+    yield from _fit(facts)
 
 
-def _library(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
-    del facts, memory
+def _library(facts: Facts) -> Iterator[LineToWrite]:
+    del facts
     yield LineToWrite(
         "Leave more of the GPU to libraries:",
         f"XLA_CLIENT_MEM_FRACTION=.65 {_RUN}",
@@ -203,7 +195,7 @@ def _library(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     )
 
 
-def _autotuning(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _autotuning(facts: Facts) -> Iterator[LineToWrite]:
     yield LineToWrite(
         "Compile before the arrays exist, with shapes in their place:",
         "compiled = jax.jit(step).lower(*jax.eval_shape(make_args)).compile()",
@@ -217,11 +209,10 @@ def _autotuning(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
         "or do without trials, with slower kernels:",
         f"XLA_FLAGS=--xla_gpu_autotune_level=0 {_RUN}",
     )
-    yield from _fit(facts, memory)
+    yield from _fit(facts)
 
 
-def _kernel(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
-    del memory
+def _kernel(facts: Facts) -> Iterator[LineToWrite]:
     yield LineToWrite(
         "Make the kernel's blocks smaller:", "pl.BlockSpec((block // 2, ...), ...)"
     )
@@ -233,8 +224,7 @@ def _kernel(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
         )
 
 
-def _host(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
-    del memory
+def _host(facts: Facts) -> Iterator[LineToWrite]:
     if facts.pinned:
         least = 2 * -(-(facts.requested or 0) // 2**30)
         yield LineToWrite(
@@ -255,16 +245,16 @@ def _host(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
     )
 
 
-def _unknown(facts: Facts, memory: int | None) -> Iterator[LineToWrite]:
+def _unknown(facts: Facts) -> Iterator[LineToWrite]:
     chip = facts.chip or ("tpu-v5e" if facts.device == "TPU" else "h100")
     yield LineToWrite(
         "Compare with what the step takes, by module and line:",
         f'print(jaxmem.explain(error, step, *args, target="{chip}"))',
     )
-    yield from _live(facts, memory)
+    yield from _live(facts)
 
 
-_ADVICE: dict[Diagnosis, Callable[[Facts, int | None], Iterator[LineToWrite]]] = {
+_ADVICE: dict[Diagnosis, Callable[[Facts], Iterator[LineToWrite]]] = {
     "true peak": _peak,
     "padding": _padding,
     "constants": _constants,

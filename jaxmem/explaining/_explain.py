@@ -74,9 +74,10 @@ def explain(
     if facts is None:
         allowed = f"it contains no out-of-memory error; looked for were {LOOKED_FOR}"
         raise wrong_value("error", error, allowed)
-    memory = None if chip is None else chip.memory_bytes
-    facts = replace(facts, chip="" if chip is None else chip.name)
+    if chip is not None:
+        facts = replace(facts, chip=chip.name, chip_bytes=chip.memory_bytes)
     if facts.limit is None and facts.device in ("GPU", "TPU"):
+        memory = facts.chip_bytes
         facts = replace(facts, limit=memory, of_chip=memory is not None)
     diagnosis, notes = diagnose(facts), _alive(error, facts)
     if step is not None:
@@ -102,7 +103,7 @@ def explain(
         facts.free,
         facts.largest_free,
         facts.largest,
-        advise_on(diagnosis, facts, memory),
+        advise_on(diagnosis, facts),
         notes,
     )
 

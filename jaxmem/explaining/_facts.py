@@ -59,6 +59,7 @@ class Facts:
       of_chip: whether `limit` is the chip's whole memory, and not of the log.
       pinned: whether it is the host's memory that a GPU reads.
       chip: the target that the user names, "" for none.
+      chip_bytes: its memory.
     """
 
     stage: Stage
@@ -84,6 +85,7 @@ class Facts:
     of_chip: bool = False
     pinned: bool = False
     chip: str = ""
+    chip_bytes: int | None = None
 
     @property
     def undonated(self) -> int:

@@ -24,7 +24,7 @@ from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
 from jaxmem.memory.compile.lower import explained
 from jaxmem.memory.report.compare import ComparedRow, ReportComparison, compared
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, aligned
 
 _SHOWN = 40
 _ON_A_PAGE = 1000
@@ -130,12 +130,7 @@ class Residuals(SavedResult):
 
     def __str__(self) -> str:
         _, rows = self._table(_SHOWN)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([self._headline(), *lines, *self._left_out()])
+        return "\n".join([self._headline(), *aligned(rows), *self._left_out()])
 
     def __rich__(self) -> Any:
         from rich.table import Table

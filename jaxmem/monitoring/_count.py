@@ -17,7 +17,8 @@ from jaxmem.monitoring._buffers import (
     type_of,
     without_key,
 )
-from jaxmem.monitoring._live_arrays import LiveArray, LiveArrays
+from jaxmem.monitoring._live_array import LiveArray
+from jaxmem.monitoring._live_arrays import LiveArrays
 
 _ALLOWED = "a model, or a pytree with arrays of JAX in it"
 

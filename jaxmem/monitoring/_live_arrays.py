@@ -7,42 +7,9 @@ from typing import Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_int, wrong_type
-from jaxmem.monitoring._text import HEAD, as_rich, as_text, cells_of, headline_of
+from jaxmem.monitoring._live_array import LiveArray
+from jaxmem.monitoring._text import HEAD, as_rich, as_text, cells_of
 from jaxmem.pages import SavedResult
-
-
-@dataclass(frozen=True)
-class LiveArray:
-    """An array with a name, or all those of one type that have none.
-
-    Attributes:
-      name: of the tree that it is in; "" for arrays that are in none.
-      path: in that tree, `layers/0/kernel`.
-      array: the type as JAX prints it, `f32[8,128]`.
-      count: how many are alive.
-      bytes: of this process's devices together.
-      device_bytes: on the device that has most of them.
-      memory: "device"; "pinned_host" and the like; or the platform of another backend.
-      placement: "sharded over 8", "replicated over 8"; "" on one device.
-      deleted: how many were donated or deleted, and have no memory any more.
-      shares: the array whose buffer this one is, and where its bytes are counted.
-    """
-
-    name: str
-    path: str
-    array: str
-    count: int = 0
-    bytes: int = 0
-    device_bytes: int = 0
-    memory: str = "device"
-    placement: str = ""
-    deleted: int = 0
-    shares: str = ""
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What tells a row from others, at any time."""
-        return self.name, self.path, self.array, self.memory, self.placement
 
 
 class _Rows(SavedResult):
@@ -182,7 +149,11 @@ class LiveArraysChange(_Rows):
         return sum(row.count for row in self.rows)
 
     def _headline(self) -> str:
-        return headline_of(self.total_bytes, self.count, bool(self.rows))
+        if not self.rows:
+            return "live arrays: no change"
+        more = "more" if self.total_bytes >= 0 else "less"
+        arrays = f"{self.count:+d} array{'' if abs(self.count) == 1 else 's'}"
+        return f"live arrays: {format_bytes(abs(self.total_bytes))} {more}, {arrays}"
 
 
 def _change(before: LiveArray | None, after: LiveArray | None) -> LiveArray:

@@ -57,8 +57,10 @@ def monitor(
     live = live if live is None else check_bool("live", live)
     devices = _devices(device)
     peak = _peak_of(predicted)
-    found = Monitor(devices, peak, every, live, sinks_of(log_to))
-    if live is not True and not all(map(keeps_statistics, devices)):
+    without = not all(map(keeps_statistics, devices))
+    counted = without if live is None else live
+    found = Monitor(devices, peak, every, counted, sinks_of(log_to))
+    if live is not True and without:
         instead = "nothing is measured" if live is False else "live arrays are counted"
         warnings.warn(
             f"jaxmem.monitor: {devices[0]} keeps no memory statistics: {instead}",
@@ -82,7 +84,7 @@ class Monitor:
         devices: Sequence[Any],
         predicted_bytes: int | None,
         every: int,
-        live: bool | None,
+        live: bool,
         sinks: Sequence[Callable[[Figures, int], Any]],
     ):
         self.predicted_bytes = predicted_bytes
@@ -90,8 +92,7 @@ class Monitor:
         self._devices = devices
         self._every = every
         self._sinks = sinks
-        without = not all(map(keeps_statistics, devices))
-        self._live = without if live is None else live
+        self._live = live
 
     def __call__(self, step: int) -> Figures | None:
         """Records the figures, where the step's number is a multiple of `every`.

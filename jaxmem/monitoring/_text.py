@@ -2,10 +2,11 @@
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered
+from jaxmem.monitoring._live_array import LiveArray
 
 HEAD = "bytes", "array", "where", "memory"
 UNNAMED = "not in a named tree"
@@ -13,42 +14,14 @@ _SHOWN = 8  # rows of a tree
 _NOTES = 6
 
 
-class _Row(Protocol):
-    """The fields of a `LiveArray` that are printed."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def array(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def memory(self) -> str: ...
-    @property
-    def placement(self) -> str: ...
-
-
-def headline_of(total: int, count: int, changed: bool) -> str:
-    """The first line of a difference."""
-    if not changed:
-        return "live arrays: no change"
-    more = "more" if total >= 0 else "less"
-    arrays = f"{count:+d} array{'' if abs(count) == 1 else 's'}"
-    return f"live arrays: {format_bytes(abs(total))} {more}, {arrays}"
-
-
-def cells_of(row: _Row) -> tuple[str, str, str, str]:
+def cells_of(row: LiveArray) -> tuple[str, str, str, str]:
     """Bytes, array, place and memory of one row."""
     path = "/".join(filter(None, [row.name, row.path]))
     return format_bytes(row.bytes), _array(row.array, row.count), path, _where(row)
 
 
 def as_text(
-    headline: str, rows: Sequence[_Row], notes: Sequence[str], columns: int
+    headline: str, rows: Sequence[LiveArray], notes: Sequence[str], columns: int
 ) -> str:
     """Lines of at most so many characters."""
     lines = _wrapped(headline, columns)
@@ -64,7 +37,7 @@ def as_text(
     return "\n".join(lines)
 
 
-def as_rich(headline: str, rows: Sequence[_Row], notes: Sequence[str]) -> Any:
+def as_rich(headline: str, rows: Sequence[LiveArray], notes: Sequence[str]) -> Any:
     """A table with a line for each tree."""
     from rich.console import Group
     from rich.markup import escape
@@ -87,10 +60,10 @@ def as_rich(headline: str, rows: Sequence[_Row], notes: Sequence[str]) -> Any:
 
 
 def _groups(
-    rows: Sequence[_Row],
+    rows: Sequence[LiveArray],
 ) -> Iterator[tuple[str, int, list[tuple[int, str, str, str]]]]:
     """(tree, bytes, rows) of each tree, the one that has most first."""
-    by_name: dict[str, list[_Row]] = {}
+    by_name: dict[str, list[LiveArray]] = {}
     for row in rows:
         if row.count or row.bytes:
             by_name.setdefault(row.name, []).append(row)
@@ -99,7 +72,7 @@ def _groups(
         yield name or UNNAMED, sizes[name], _merged(by_name[name])
 
 
-def _merged(rows: Iterable[_Row]) -> list[tuple[int, str, str, str]]:
+def _merged(rows: Iterable[LiveArray]) -> list[tuple[int, str, str, str]]:
     """(bytes, array, path, where), a star for the numbers of many equal layers."""
     rows = list(rows)
     paths = merge_numbered(row.path for row in rows)
@@ -119,7 +92,7 @@ def _array(array: str, count: int) -> str:
     return array if count == 1 else f"{count} x {array}"
 
 
-def _where(row: _Row) -> str:
+def _where(row: LiveArray) -> str:
     memory = "" if row.memory == "device" else row.memory
     return ", ".join(filter(None, [row.placement, memory]))
 

@@ -12,6 +12,7 @@ from jaxmem.memory.buffers import (
     Instruction,
     PaddedAxis,
     PeakBuffer,
+    arrays_of,
     buffers_at_peak,
     padded_axes,
     parse_hlo,
@@ -47,7 +48,7 @@ def padded(subject: Subject) -> Iterator[Finding]:
 
 def _finding(row: PeakBuffer, worst: PaddedAxis, hlo: Hlo) -> Finding:
     merged = _merged_by(row, hlo) if row.kind == "temp" else None
-    read = f", for a reshape to {_axes(_shape(merged))}" if merged else ""
+    read = f", for a reshape to {_axes(_sizes(merged))}" if merged else ""
     where = f"{row.source} ({row.function})" if row.source else ""
     if row.kind == "argument":
         where = row.name
@@ -62,7 +63,7 @@ def _finding(row: PeakBuffer, worst: PaddedAxis, hlo: Hlo) -> Finding:
         bytes=row.padding,
         where=where,
         path=row.module_path,
-        remedy=_remedy(row, worst, _shape(merged) if merged else ()),
+        remedy=_remedy(row, worst, _sizes(merged) if merged else ()),
     )
 
 
@@ -106,9 +107,8 @@ def _of_random(row: PeakBuffer, merged: tuple[int, ...]) -> str:
     )
 
 
-def _shape(made: Instruction) -> tuple[int, ...]:
-    sizes = made.shape.partition("[")[2].partition("]")[0]
-    return tuple(int(n) for n in sizes.split(",") if n)
+def _sizes(made: Instruction) -> tuple[int, ...]:
+    return arrays_of(made.shape)[0].sizes
 
 
 def _axes(sizes) -> str:

@@ -11,5 +11,6 @@ from jaxmem.memory.buffers.hlo import parse_hlo as parse_hlo
 from jaxmem.memory.buffers.padding import PaddedAxis as PaddedAxis
 from jaxmem.memory.buffers.padding import padded_axes as padded_axes
 from jaxmem.memory.buffers.rows import PeakBuffer as PeakBuffer
+from jaxmem.memory.buffers.shapes import arrays_of as arrays_of
 from jaxmem.memory.buffers.wrong_slices import WrongSlice as WrongSlice
 from jaxmem.memory.buffers.wrong_slices import wrong_slices as wrong_slices

@@ -9,7 +9,7 @@ from typing import Any
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_type
 from jaxmem.memory.report.data import ReportData
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, aligned
 
 _HEAD = ("", "bytes", "what it says")
 
@@ -71,12 +71,7 @@ class RuntimeMemory(SavedResult):
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
-        rows = [*self._rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"  {what:<{widths[0]}}  {size:>{widths[1]}}  {why}".rstrip()
-            for what, size, why in rows
-        ]
+        lines = [f"  {line}" for line in aligned([*self._rows()], numbers=[1])]
         return "\n".join([self._headline(), *lines])
 
     def __rich__(self) -> Any:

@@ -9,7 +9,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem.memory.sweeps.plot import plot_sweep
 from jaxmem.memory.sweeps.swept_step import SweptStep
 from jaxmem.memory.time.result import milliseconds
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, aligned
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,7 @@ class Sweep(SavedResult):
 
     def __str__(self) -> str:
         rows = [self._head(), *map(self._cells, self.steps)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        pad = lambda row: map(str.rjust, row, widths)
-        return "\n".join("  ".join(pad(row)).rstrip() for row in rows)
+        return "\n".join(aligned(rows, numbers=range(len(rows[0]))))
 
     def __rich__(self) -> Any:
         from rich.markup import escape

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxmem.cost.roofline import Bound
 from jaxmem.memory.time.spans import TimeSpan
+from jaxmem.pages import aligned
 
 _LEAST = 0.005  # shares below it are not printed
 _MODULES = 12  # rows that are printed
@@ -118,12 +119,7 @@ def table(time: StepTime) -> str:
         for module, seconds in time.by_module[:_MODULES]
     ]
     rows = [HEAD, *(cells(row, time) for row in time.operations[:_OPERATIONS])]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines += ["", "The slowest operations:"]
-    lines += [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
+    lines += ["", "The slowest operations:", *aligned(rows)]
     lines += [f"  - {note}" for note in time.notes]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -11,7 +11,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_value
 from jaxmem.optim.ledgers.plot import plot_ledger
 from jaxmem.optim.ledgers.row import PARTS, LedgerRow
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, aligned
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,7 @@ class Ledger(SavedResult):
         plot_ledger(self.parameters, self.rows, path)
 
     def __str__(self) -> str:
-        cells = [_HEAD, *self._cells()]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = (
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in cells
-        )
-        return "\n".join(lines)
+        return "\n".join(aligned([_HEAD, *self._cells()]))
 
     def __rich__(self) -> Any:
         from rich.table import Table

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxmem.memory import format_bytes
+from jaxmem.pages import aligned
 from jaxmem.scheduling.plan.data import PlanData
 from jaxmem.scheduling.plan.rows import (
     Gradient,
@@ -30,11 +31,7 @@ _SHOWN = 30  # rows
 def as_text(plan: PlanData) -> str:
     """What `print(plan)` shows."""
     cells = [*rows(plan)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = (
-        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-        for row in cells[:_SHOWN]
-    )
+    lines = aligned(cells)[:_SHOWN]
     return "\n".join([*_above(plan), *lines, *below(plan, len(cells), _SHOWN)])
 
 

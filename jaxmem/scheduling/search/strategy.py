@@ -66,8 +66,8 @@ class Strategy:
         faster = [*firsts, *(yield from self._second(fronts))]
         tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
         own = next(t for t in tried if t.choice == given)
-        late = [t for t in tried if t.choice in free and self._is_slower(t, own)]
-        tried = [t for t in tried if t not in late]
+        late = lambda t: t.choice in free and self._is_slower(t, own)
+        tried = [t for t in tried if not late(t)]
         plain = yield from self._settled(own)
         first = next(t for t in tried if t.choice not in faster)
         for one in tried:
