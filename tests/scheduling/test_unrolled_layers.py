@@ -15,7 +15,7 @@ from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.order.ordered import OperationOrder
-from jaxmem.scheduling.order.reductions import with_reductions
+from jaxmem.scheduling.order.reductions import Reductions
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
 from jaxmem.scheduling.recompute.front import pareto_front
@@ -193,7 +193,7 @@ def test_a_softmax_is_repeated_whole():
     ]
     assert len(scores) == LAYERS
     count = len(names)
-    sequence = with_reductions(ops, [*range(count), scores[0]])
+    sequence = Reductions(ops).repeated([*range(count), scores[0]])
     again = [names[i] for i in sequence[count:]]
     assert again[:2] == [names[scores[0]], "reduce_max"]
     order = OperationOrder(sequence=tuple(sequence))

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import planning
@@ -18,7 +17,7 @@ from jaxmem.planning.remat.costs import Cost
 from jaxmem.scheduling._choice import Index
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.order.given import fences_of, in_given_order
-from jaxmem.scheduling.order.reductions import with_reductions
+from jaxmem.scheduling.order.reductions import Reductions
 from jaxmem.scheduling.order.sequence import in_sequence
 from jaxmem.scheduling.order.updates import in_order
 from jaxmem.scheduling.predict.dilated import with_dilated_inputs
@@ -120,7 +119,7 @@ def sequences(
     found = planning.frontier(ops.graph, order=order, **how)
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     # XLA has a kernel for a whole softmax on GPUs alone
-    made = partial(with_reductions, ops) if is_gpu(target) else tuple
+    made = Reductions(ops).repeated if is_gpu(target) else tuple
     return [
         (OperationOrder(sequence=tuple(made(sequence.tolist()))), peak, price)
         for sequence, peak, price in reversed(list(rows))

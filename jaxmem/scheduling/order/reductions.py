@@ -12,20 +12,7 @@ from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.scheduling.predict.operations import Operations
 
 
-def with_reductions(ops: Operations, sequence: Sequence[int]) -> list[int]:
-    """The sequence, in which reductions are repeated after what they read."""
-    reductions = _Reductions(ops)
-    found: list[int] = []
-    seen: set[int] = set()
-    for i in sequence:
-        found.append(i)
-        if i in seen:
-            found += reductions.of(ops.graph.operations[i].outputs)
-        seen.add(i)
-    return found
-
-
-class _Reductions:
+class Reductions:
     """Operations that reduce arrays of the forward pass."""
 
     def __init__(self, ops: Operations):
@@ -35,7 +22,18 @@ class _Reductions:
         found = (k for k, i in enumerate(last) if i not in late)
         self._all = {k for k in found if primitives.is_reduction(body.eqns[last[k]])}
 
-    def of(self, values: Sequence[int]) -> Iterator[int]:
+    def repeated(self, sequence: Sequence[int]) -> list[int]:
+        """The sequence, in which reductions are repeated after what they read."""
+        found: list[int] = []
+        seen: set[int] = set()
+        for i in sequence:
+            found.append(i)
+            if i in seen:
+                found += self._of(self._graph.operations[i].outputs)
+            seen.add(i)
+        return found
+
+    def _of(self, values: Sequence[int]) -> Iterator[int]:
         """Those that can be made of these, in their order."""
         made = {*values, *self._graph.arguments}
         readers = {k for v in values for k in self._graph.readers[v]}
