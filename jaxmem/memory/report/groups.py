@@ -10,7 +10,7 @@ from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
 from jaxmem.memory.report.data import ReportData
 
 _EXPLAINED = {
-    FRAGMENTATION: "holes between live buffers, and padding",
+    FRAGMENTATION: "holes between live buffers, and alignment",
     OTHERS: "buffers under 0.1 % of the peak each",
 }
 _NUMBER = re.compile(r"\d+")
