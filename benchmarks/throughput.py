@@ -7,7 +7,8 @@ Loss gradients on an H100 of which a program may use 16 GiB, everything counted:
 parameters, gradients and temporaries. A policy has the batch with the most examples a
 second that `jaxmem.best_batch` finds. Ours are the unmodified model under
 `jaxmem.schedule`, and the same after `jaxmem.substitute`, each at batches that go up by
-a half until one does not fit, or two in a row bring no more. Seconds are predicted (`report.seconds`).
+a half until one does not fit, or two in a row bring no more. Seconds are predicted
+(`report.seconds`).
 """
 
 import functools

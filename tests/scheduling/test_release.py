@@ -746,6 +746,25 @@ def test_stacked_gradients_are_not_in_a_gpus_step(name):
     assert saved >= bytes_of(args[0]["layers"]) * 9 // 12
 
 
+@pytest.mark.slow
+@needs_h100
+def test_a_gpu_writes_a_moment_where_it_is_made():
+    """No layer of a moment exists beside its stack, nor is it copied into it."""
+    size = 1024
+    with jax.enable_x64(False):
+        layers = {"w": jnp.zeros((8, size, size)), "b": jnp.zeros((8, size))}
+        params = {"layers": layers, "head": jnp.zeros((size, 8))}
+        args = params, ADAM.init(params), jnp.zeros((128, size))
+        plan = schedule(train_step(ADAM), donate_argnums=(0, 1)).plan(
+            *args, target="h100"
+        )
+    plain, scheduled = plan.plain, plan.scheduled
+    assert plain.temp_bytes - scheduled.temp_bytes >= bytes_of(layers)
+    # of a layer the weights read both moments once more than in the plain step
+    more = scheduled.time.bytes - plain.time.bytes
+    assert more <= 2 * bytes_of(layers) + plain.time.bytes // 50
+
+
 # -- nothing to release
 
 

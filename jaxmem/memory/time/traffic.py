@@ -113,15 +113,20 @@ class _Inside:
 
     def _uses(self, name: str) -> Iterator[tuple[Instruction, int]]:
         """What reads a value, through those that only look at it otherwise."""
-        size = _all_bytes(self.hlo, name)
         todo = list(reversed(self.users[name]))
         while todo:
             made, k = todo.pop()
-            same = _all_bytes(self.hlo, made.name) == size
-            if made.opcode in _VIEWS and same and made is not self.root:
+            if self._looks_at(made, k) and made is not self.root:
                 todo += reversed(self.users[made.name])
             elif made.opcode != "tuple":
                 yield made, k
+
+    def _looks_at(self, made: Instruction, k: int) -> bool:
+        """Whether as much of an operand is read as of what is made of it."""
+        if made.opcode == "convert":
+            return True
+        sizes = {_all_bytes(self.hlo, name) for name in (made.name, made.operands[k])}
+        return made.opcode in _VIEWS and len(sizes) == 1
 
     def results(self) -> Iterator[str]:
         """The shapes of what the fusion writes."""

@@ -16,7 +16,16 @@ from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.one_gpu import index_after, late, row_major
 from jaxmem.ir.placements import Axis, Placements, Shard, at
 from jaxmem.ir.placements.lower import Form, PartValues
-from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
+from jaxmem.ir.scans import (
+    barrier,
+    is_ahead,
+    is_on_host,
+    is_var,
+    scan_like,
+    split,
+    xs_of,
+    ys_of,
+)
 from jaxmem.scheduling.release.analysis import Place, Release, bases, unsliced
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
 
@@ -175,17 +184,31 @@ class _Body:
         return ((j + step, after + step), outs, list(buffers.values()), totals), kept
 
     def _stored(self, layer: "_Layer", v, buffer, at, same_j):
-        """The buffer with this layer's new value; on CPU it is read back from there."""
-        # XLA:CPU would recompute the value from the old slice wherever it is used, and
-        # copy the whole buffer in every iteration to have it. `same_j` is the same
-        # index computed otherwise, or reading would be simplified away.
+        """The buffer with this layer's new value, and the value as it is read from it.
+
+        XLA:CPU would recompute the value from the old slice wherever it is used, and
+        copy the whole buffer in every iteration to have it: it reads it back.
+        `same_j` is the same index computed otherwise, or reading would be simplified
+        away. XLA:GPU would make a moment that the next moment or the weights read in a
+        kernel of its own, and copy it into the buffer in another one: it reads it back
+        too, from behind a barrier.
+        """
         _, axis = self.plan.updated[v]
         value = layer.env[v, Shard(axis)]
         new = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
         buffer = row_major(new)
-        read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
-        layer.env[v, Shard(axis)] = lax.platform_dependent(
-            buffer, value, cpu=read, default=lambda buffer, value: value
+        cut = lambda buffer, i: lax.dynamic_slice_in_dim(buffer, i, 1, axis)
+
+        def behind_barrier(buffer, value):
+            (buffer,) = barrier([buffer])
+            return buffer, cut(buffer, at)
+
+        buffer, layer.env[v, Shard(axis)] = lax.platform_dependent(
+            buffer,
+            value,
+            cpu=lambda buffer, value: (buffer, cut(buffer, same_j)),
+            cuda=behind_barrier,
+            default=lambda buffer, value: (buffer, value),
         )
         return buffer
 

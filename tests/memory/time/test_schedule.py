@@ -250,6 +250,23 @@ def test_a_fusion_reads_a_slice_of_a_stack_as_the_slice():
     assert kernel.bytes == 2 * 4096 + 4
 
 
+def test_what_is_cast_is_read_as_far_as_its_slice():
+    inside = modules.computation(
+        "f",
+        "%p0 = bf16[24,1024]{1,0} parameter(0)\n"
+        "%c = f32[24,1024]{1,0} convert(%p0)\n"
+        "%b = f32[1,24,1024]{2,1,0} bitcast(%c)\n"
+        "%s = f32[1,1,1]{2,1,0} slice(%b), slice={[0:1], [0:1], [0:1]}\n"
+        "ROOT %n = f32[1,1,1]{2,1,0} negate(%s)",
+    )
+    entry = (
+        "%x = bf16[24,1024]{1,0} parameter(0)\n"
+        "ROOT %f1 = f32[1,1,1]{2,1,0} fusion(%x), kind=kLoop, calls=%f"
+    )
+    (kernel,) = of_text(entry, inside).kernels
+    assert kernel.bytes == 2 * 4
+
+
 def test_a_custom_call_without_a_cost_is_named():
     entry = f'{START}\nROOT %c = f32[4]{{0}} custom-call(%a), custom_call_target="mine"'
     found = step_time(modules.text(entry), "h100")
