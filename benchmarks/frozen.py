@@ -25,9 +25,9 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks._common import MIB, MS, publish, result_of, size_and_ms
 from benchmarks.models.frozen import (
+    LLAMA_4,
     EncoderConfig,
     EncoderLayer,
-    LlamaConfig,
     LlamaLayer,
     Stack,
 )
@@ -76,12 +76,12 @@ def _stack(config, layer):
 
 
 RESNET, VIT = ResNetConfig(), ViTConfig()
-BERT, LLAMA = EncoderConfig(), LlamaConfig()
+BERT = EncoderConfig()
 MODELS = (
     Model("ResNet-101", 33, lambda train, _: ResNet(RESNET, train), images(224), False),
     Model("ViT-B/16", 12, lambda _, dense: ViT(VIT, dense), images(256)),
     Model("BERT-base", 12, _stack(BERT, EncoderLayer), tokens(16, 512, 768)),
-    Model("Llama 1B, 4 layers", 4, _stack(LLAMA, LlamaLayer), tokens(2, 2048, 2048)),
+    Model("Llama 1B, 4 layers", 4, _stack(LLAMA_4, LlamaLayer), tokens(2, 2048, 2048)),
 )
 
 

@@ -27,7 +27,7 @@ import jaxmem
 from benchmarks._common import MIB, MS, compiled, compiled_with_ms, publish_some
 from benchmarks.models.foreign import Size, cross_entropy, tokens
 from benchmarks.models.foreign_tunix import FAMILIES, Family
-from benchmarks.models.frozen import LlamaConfig, LlamaLayer, Stack
+from benchmarks.models.frozen import LLAMA_4, LlamaLayer, Stack
 
 TARGET = "h100"
 RANK = 16
@@ -124,9 +124,9 @@ def tunix(
 
 def linen(base: str, size: Size, abstract=True, **options) -> Problem:
     """The Llama of `frozen_models.py`, on embeddings."""
-    own = LlamaConfig(dtype=size.dtype)
     sizes = dict(layers=size.layers, width=size.width, heads=size.heads)
-    config = replace(own, **sizes, groups=size.heads // 2, hidden=4 * size.width)
+    sizes |= dict(hidden=4 * size.width, dtype=size.dtype)
+    config = replace(LLAMA_4, **sizes, kv_heads=size.heads // 2)
     lora = provider(base, ".*(query|key|value|out|gate|up|down)", **options)
     model = qwix.apply_lora_to_model(Stack(config, LlamaLayer), lora)
     shape = (size.batch, size.length, size.width)

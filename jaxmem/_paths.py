@@ -157,3 +157,21 @@ def spread_bools(who: str, tree: Any, mask: Any, allowed: str) -> list[bool]:
     # a None here is one of the tree's own, as qwix's missing zero points
     check_bools(who, jax.tree.leaves(whole), allowed)
     return [bool(value) for value in jax.tree.leaves(whole)]
+
+
+_ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
+
+
+def check_selection(who: str, given: Any) -> None:
+    """TypeError for what selects no leaves; None is fine."""
+    if given is not None and selectors(given) is None:
+        check_bools(who, given, _ALLOWED)
+
+
+def selection(who: str, given: Any, tree: Any) -> list[bool]:
+    """For each leaf whether `given` selects it; a function is asked for the path."""
+    patterns = selectors(given)
+    if patterns is None:
+        return spread_bools(who, tree, given, _ALLOWED)
+    ask = lambda fn, path, leaf: fn(path)
+    return selected(who, paths_and_leaves(tree), patterns, ask)

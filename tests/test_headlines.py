@@ -18,7 +18,6 @@ from benchmarks.headline.models import (
     ImageClassifier,
     LeakyResNet,
     LlamaBlocks,
-    LlamaParts,
     Parts,
     Sizes,
     TextClassifier,
@@ -94,7 +93,7 @@ class TestModels:
     def test_llama(self):
         config = StackConfig(2, 32, 4, 2, 32, 0.0, dtype=jnp.float32)
         x = jax.random.normal(jax.random.key(2), (2, 4, 32))
-        own = LlamaBlocks(config, LlamaParts(projected), classes=3)
+        own = LlamaBlocks(config, projected, classes=3)
         plain = LlamaBlocks(config, classes=3)
         variables = jax.jit(own.init)(jax.random.key(0), x)
         want = jax.jit(plain.apply)({"params": variables["params"]}, x)

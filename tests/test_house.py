@@ -48,7 +48,7 @@ ALLOWED = {
     "optim": {
         *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
     },
-    "planning": {"_remedies"},
+    "planning": {"_bytes", "pages"},
     "faults": {"ir", "memory"},
     "auditing": {"chips", "faults", "frameworks", "ir", "memory", "pages"},
     "checking": {"_module_path", "frameworks", "ir", "pages"},
@@ -61,7 +61,7 @@ ALLOWED = {
         *("cost", "faults", "frameworks", "ir", "memory", "pages", "planning"),
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
-    "freezing": {"_paths", "frameworks", "memory"},
+    "freezing": {"_paths", "frameworks", "memory", "pages"},
     "advising": {
         *("_bytes", "_module_path", "_progress", "accumulate", "chips", "frameworks"),
         *("ir", "memory", "nn", "optim", "pages", "rewriting", "scheduling"),
@@ -69,7 +69,7 @@ ALLOWED = {
     "monitoring": {"_bytes", "_module_path", "frameworks", "memory", "pages"},
     "explaining": {"_bytes", "_module_path", "chips", "memory", "monitoring", "pages"},
     "demo": {
-        *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),
+        *("accumulate", "memory", "nn", "ops", "optim", "pages", "rewriting"),
         "scheduling",
     },
     "cli": {

@@ -12,15 +12,15 @@ from benchmarks.figures.rows import (
     table,
     with_older,
 )
+from benchmarks.models.named import OFFLOADED
 
 WITHOUT, PLAIN = "no budget", "plain"
-AWAY = "minimal_offloaded", "qkv_proj_offloaded"  # use the host's memory, as ours may
 
 
 def of_policies(model: str) -> list[Row]:
     """Rows of what recomputes on the device, with ours in as many bytes."""
     found = [r for r in rows("frontier") if r["model"] == model and r["ratio"]]
-    return [r for r in found if r["policy"] not in (WITHOUT, PLAIN, *AWAY)]
+    return [r for r in found if r["policy"] not in (WITHOUT, PLAIN, *OFFLOADED)]
 
 
 def models() -> list[str]:
@@ -88,7 +88,7 @@ def _summary(form: str) -> str:
 def offload() -> str:
     """A line for each model and policy that sends arrays to the host's memory."""
     head = "model", "policy", "the policy: MiB / predicted ms", "`schedule`", "ratio"
-    found = [r for r in rows("frontier") if r["policy"] in AWAY and r["ratio"]]
+    found = [r for r in rows("frontier") if r["policy"] in OFFLOADED and r["ratio"]]
     cells = lambda r: [_both(r), _both(r, "schedule: "), f"{_ratio(r):.3f}"]
     return table(head, [[r["model"], f"`{r['policy']}`", *cells(r)] for r in found])
 

@@ -12,7 +12,8 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from benchmarks.models.transformers import StackConfig, rotate, run_layers
+from benchmarks.models.frozen import LlamaLayer
+from benchmarks.models.transformers import StackConfig, run_layers
 
 
 @dataclass(frozen=True)
@@ -192,61 +193,11 @@ class T5(nn.Module):
 # -- Llama with a dense layer of each projection's own
 
 
-def plain_dense(name: str) -> Any:
-    """Flax's own, for any projection."""
-    del name
-    return nn.Dense
-
-
-@dataclass(frozen=True)
-class LlamaParts:
-    """`dense(name)` makes the projection of that name."""
-
-    dense: Callable[[str], Any] = plain_dense
-
-
-class LlamaLayer(nn.Module):
-    """As in `models.LlamaLayer`, with projections that can be exchanged one by one."""
-
-    config: StackConfig
-    parts: LlamaParts = LlamaParts()
-
-    @nn.compact
-    def __call__(self, x, _):
-        c = self.config
-        head, norm = c.width // c.heads, functools.partial(nn.RMSNorm, dtype=c.dtype)
-
-        def dense(features, name, y):
-            make = self.parts.dense(name)
-            return make(features, use_bias=False, dtype=c.dtype, name=name)(y)
-
-        def heads(count, name, y):
-            return dense(count * head, name, y).reshape(*y.shape[:-1], count, head)
-
-        y = norm(name="attention_norm")(x)
-        places = jnp.arange(x.shape[1], dtype=jnp.float32)
-        q = rotate(heads(c.heads, "query", y), places)
-        k = rotate(heads(c.kv_heads, "key", y), places)
-        y = nn.dot_product_attention(
-            q,
-            *(
-                jnp.repeat(a, c.heads // c.kv_heads, 2)
-                for a in (k, heads(c.kv_heads, "value", y))
-            ),
-            mask=nn.make_causal_mask(x[..., 0]),
-            dtype=c.dtype,
-        )
-        x = x + dense(c.width, "out", y.reshape(x.shape))
-        y = norm(name="mlp_norm")(x)
-        y = nn.silu(dense(c.hidden, "gate", y)) * dense(c.hidden, "up", y)
-        return x + dense(c.width, "down", y), None
-
-
 class LlamaBlocks(nn.Module):
     """Layers in one `nn.scan`, on embeddings [B, S, D]; then class logits, if any."""
 
     config: StackConfig
-    parts: LlamaParts = LlamaParts()
+    dense: Any = nn.Dense
     classes: int = 0
 
     @nn.compact
@@ -258,7 +209,7 @@ class LlamaBlocks(nn.Module):
             split_rngs={"params": True, "dropout": True},
             length=c.layers,
         )
-        x = stack(c, self.parts, name="layers")(x, None)[0]
+        x = stack(c, self.dense, name="layers")(x, None)[0]
         if not self.classes:
             return x
         x = nn.RMSNorm(dtype=c.dtype, name="norm")(x)

@@ -16,7 +16,6 @@ from benchmarks.headline.measured import SDS, estimated
 from benchmarks.headline.models import (
     T5,
     LlamaBlocks,
-    LlamaParts,
 )
 from benchmarks.models import frozen as frozen_models
 from benchmarks.models.transformers import (
@@ -82,17 +81,17 @@ def mistral(wanted: Callable) -> Pair:
 # -- VeLoRA: value and down projections of Llama-1B's blocks
 
 
-def projected(name: str) -> Any:
+def projected(features: int, *, name: str, **how: Any) -> Any:
     if name not in ("value", "down"):
-        return nn.Dense
-    return functools.partial(linen.VeLoRADense, groups=32)
+        return nn.Dense(features, name=name, **how)
+    return linen.VeLoRADense(features, groups=32, name=name, **how)
 
 
 def velora() -> Pair:
     """Temporaries of the loss gradient after `substitute`, with and without VeLoRA."""
 
-    def temp(parts: LlamaParts) -> Side:
-        model = jaxmem.substitute(LlamaBlocks(LLAMA_1B, parts), activations="input")
+    def temp(dense: Callable) -> Side:
+        model = jaxmem.substitute(LlamaBlocks(LLAMA_1B, dense), activations="input")
         x = SDS((2, 2048, LLAMA_1B.width), jnp.bfloat16)
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
         variables = dict(jax.eval_shape(model.init, keys, x))
@@ -106,7 +105,7 @@ def velora() -> Pair:
         found = estimated(gradient, params, variables, x, target="h100", donate=())
         return size_and_ms(found)
 
-    return temp(LlamaParts()), temp(LlamaParts(projected))
+    return temp(nn.Dense), temp(projected)
 
 
 # -- SHERL: the late half of a frozen BERT

@@ -5,13 +5,13 @@ and from embeddings on, so that there is an input to differentiate by.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from benchmarks.models.transformers import run_layers
+from benchmarks.models.transformers import LLAMA_1B, StackConfig, rotate, run_layers
 from benchmarks.models.vision import SelfAttention
 
 
@@ -45,23 +45,15 @@ class EncoderLayer(nn.Module):
         return norm(name="norm_2")(x + y), None
 
 
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Sizes of the layers of Llama-3.2-1B; four of its sixteen layers."""
-
-    layers: int = 4
-    width: int = 2048
-    heads: int = 32
-    groups: int = 8
-    hidden: int = 8192
-    dtype: Any = jnp.bfloat16
+# of Llama-3.2-1B: four of its sixteen layers
+LLAMA_4 = replace(LLAMA_1B, layers=4)
 
 
 class LlamaLayer(nn.Module):
-    """RMSNorm, grouped-query attention with rotary positions, SwiGLU."""
+    """That of `transformers`, by `dense(features, name=...)` for each projection."""
 
-    config: LlamaConfig
-    dense: Any
+    config: StackConfig
+    dense: Any = nn.Dense
 
     @nn.compact
     def __call__(self, x, _):
@@ -72,28 +64,19 @@ class LlamaLayer(nn.Module):
         heads = lambda count, name: dense(count * size, name=name)(y).reshape(
             *y.shape[:-1], count, size
         )
+        places = jnp.arange(x.shape[1], dtype=jnp.float32)
         query, key = (
-            rotary(heads(count, name))
-            for count, name in ((c.heads, "query"), (c.groups, "key"))
+            rotate(heads(count, name), places)
+            for count, name in ((c.heads, "query"), (c.kv_heads, "key"))
         )
-        value = heads(c.groups, "value")
-        key, value = (jnp.repeat(a, c.heads // c.groups, axis=2) for a in (key, value))
+        value, often = heads(c.kv_heads, "value"), c.heads // c.kv_heads
+        key, value = (jnp.repeat(a, often, axis=2) for a in (key, value))
         mask = nn.make_causal_mask(x[..., 0])
         y = nn.dot_product_attention(query, key, value, mask=mask, dtype=c.dtype)
         x = x + dense(c.width, name="out")(y.reshape(x.shape))
         y = norm(name="norm_2")(x)
         gate, up = (dense(c.hidden, name=name)(y) for name in ("gate", "up"))
         return x + dense(c.width, name="down")(nn.silu(gate) * up), None
-
-
-def rotary(x, base=500_000.0):
-    """Rotates pairs of a head's halves by an angle that grows with the position."""
-    half = x.shape[-1] // 2
-    rates = base ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * rates
-    cos, sin = (f(angles)[None, :, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
-    a, b = jnp.split(x, 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 class Stack(nn.Module):

@@ -141,7 +141,7 @@ def rotate(x, positions):
     """Rotary embedding of [batch, length, heads, channels], halves paired."""
     half = x.shape[-1] // 2
     angle = positions[:, None] / 10_000 ** (jnp.arange(half) / half)
-    cos, sin = (f(angle)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    cos, sin = (f(angle)[None, :, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 

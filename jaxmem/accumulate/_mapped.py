@@ -20,8 +20,6 @@ from jaxmem.accumulate._whole_batch import tell_of_examples_together
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.optim.accumulation import axis_text
 
-_CONSTRAINT = "sharding_constraint"
-
 
 def mapped(
     run: Callable, loss_fn: Callable, options: StepOptions, *state_and_batch: Any

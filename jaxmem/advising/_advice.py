@@ -1,13 +1,11 @@
 """What `advise` returns: measures, what each takes, and the code of the one to take."""
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from jaxmem.memory import format_bytes
-from jaxmem.pages import SavedResult, aligned
+from jaxmem.pages import PlainResult, aligned, import_figure
 
 EXACT = "none"  # the error of a measure that changes nothing but rounding
 
@@ -63,7 +61,7 @@ class CompiledMeasure:
 
 
 @dataclass(frozen=True)
-class Advice(SavedResult):
+class Advice(PlainResult):
     """The techniques that `jaxmem.advise` compiled, in order; prints as a table.
 
     Attributes:
@@ -97,10 +95,6 @@ class Advice(SavedResult):
         """The code to write for it; empty if no technique fits, or none is needed."""
         return "\n".join(self.taken.code) if self.taken else ""
 
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
-
     def __str__(self) -> str:
         rows = [_HEAD, *map(self._cells, self.measures)]
         return "\n".join([self._headline(), *aligned(rows), *self._remarks()])
@@ -132,12 +126,11 @@ class Advice(SavedResult):
           ImportError: matplotlib is not installed (extra `plot`).
           ValueError: no measure was compiled to the end.
         """
-        from matplotlib.figure import Figure
-
         known = [one for one in self.measures if one.peak_bytes is not None]
         if not known:
             raise ValueError("nothing to draw: the compiler refused every technique")
-        figure = Figure(figsize=(8, 1.2 + 0.4 * len(known)), layout="constrained")
+        size = 8, 1.2 + 0.4 * len(known)
+        figure = import_figure()(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         sizes = [(one.peak_bytes or 0) / 2**30 for one in known]
         colours = ["tab:green" if one.fits else "tab:gray" for one in known]

@@ -51,12 +51,6 @@ def refined(a: Labels | None, b: Labels | None) -> Labels | None:
     return labels_of(list(zip(a, b, strict=True)))
 
 
-def dimensions(made: Instruction, name: str) -> tuple[int, ...]:
-    """The axes that an attribute lists."""
-    found = re.search(rf"(?<!\w){name}=\{{([\d,]*)\}}", made.attributes)
-    return tuple(int(n) for n in found[1].split(",") if n) if found else ()
-
-
 def limits(made: Instruction) -> list[tuple[int, ...]]:
     """(start, stop[, step]) of a slice, along each axis."""
     found = re.search(r"slice=\{([^}]*)\}", made.attributes)
@@ -74,24 +68,24 @@ def _by_element(sizes, shapes: Sequence[str], inputs: Sequence[Where]) -> Where:
 
 def _broadcast(made, shapes, operands, inputs) -> Where:
     found: list[Labels | None] = [None] * len(_sizes(made.shape))
-    for axis, target in enumerate(dimensions(made, "dimensions")):
+    for axis, target in enumerate(made.listed("dimensions")):
         found[target] = inputs[0][axis]
     return tuple(found)
 
 
 def _transpose(made, shapes, operands, inputs) -> Where:
-    return tuple(inputs[0][axis] for axis in dimensions(made, "dimensions"))
+    return tuple(inputs[0][axis] for axis in made.listed("dimensions"))
 
 
 def _reduce(made, shapes, operands, inputs) -> Where:
-    gone = dimensions(made, "dimensions")
+    gone = made.listed("dimensions")
     return tuple(axis for i, axis in enumerate(inputs[0]) if i not in gone)
 
 
 def _dot(made, shapes, operands, inputs) -> Where:
     lhs, rhs = inputs[:2]
-    batch = [dimensions(made, f"{side}_batch_dims") for side in ("lhs", "rhs")]
-    summed = [dimensions(made, f"{side}_contracting_dims") for side in ("lhs", "rhs")]
+    batch = [made.listed(f"{side}_batch_dims") for side in ("lhs", "rhs")]
+    summed = [made.listed(f"{side}_contracting_dims") for side in ("lhs", "rhs")]
     both = [refined(lhs[a], rhs[b]) for a, b in zip(*batch, strict=True)]
     free = [
         axis

@@ -122,7 +122,7 @@ def _computed(made: Instruction, known: list[np.ndarray], sizes) -> np.ndarray |
 
 
 def _broadcast(made: Instruction, array: np.ndarray, sizes) -> np.ndarray:
-    axes = [axis + 1 for axis in _axes.dimensions(made, "dimensions")]
+    axes = [axis + 1 for axis in made.listed("dimensions")]
     wide = [sizes[axis] if axis in (0, *axes) else 1 for axis in range(len(sizes))]
     return np.broadcast_to(array.reshape(wide), sizes)
 

@@ -15,7 +15,7 @@ from jaxmem.memory.buffers.assignment import (
     Key,
     parse_buffer_assignment,
 )
-from jaxmem.memory.buffers.shapes import arrays_of
+from jaxmem.memory.buffers.shapes import arrays_of, integers
 from jaxmem.memory.compile import StepFacts
 
 _ALIASES = re.compile(r"input_output_alias=\{(.*?)\}(?:, \w+=|\n|$)")
@@ -98,7 +98,7 @@ class Module:
             return False
         found = _PASSED.search(made.attributes)
         places = _ALIAS.findall(found[1]) if found else ()
-        return any(_place(place) == value.index for place, _, _ in places)
+        return any(integers(place) == value.index for place, _, _ in places)
 
     def is_part(self, old: BufferValue, new: BufferValue) -> bool:
         """Whether a TPU's value consists of such that are there, as `old` is."""
@@ -142,8 +142,4 @@ def _aliases(text: str) -> Iterator[tuple[tuple[int, ...], int]]:
     head = text[text.find("HloModule") :].split("\n", 1)[0]
     if found := _ALIASES.search(head):
         for place, number, _ in _ALIAS.findall(found.group(1)):
-            yield _place(place), int(number)
-
-
-def _place(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n.strip())
+            yield integers(place), int(number)

@@ -1,11 +1,9 @@
 """What `audit` returns: findings on a compiled module."""
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem.pages import SavedResult
+from jaxmem.pages import PlainResult
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class AuditFinding:
 
 
 @dataclass(frozen=True)
-class AuditReport(SavedResult):
+class AuditReport(PlainResult):
     """What `jaxmem.audit` returns; prints as lines.
 
     Attributes:
@@ -61,10 +59,6 @@ class AuditReport(SavedResult):
     def of(self, rule: str) -> tuple[AuditFinding, ...]:
         """The findings of one rule."""
         return tuple(f for f in self.findings if f.rule == rule)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
         lines = self._headline(), *map(str, self.findings), *self.skipped

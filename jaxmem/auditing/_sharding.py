@@ -275,7 +275,7 @@ def _parts(
         return arrays[0].parts
     if made.opcode != "concatenate":
         return ()
-    (axis,) = _axes.dimensions(made, "dimensions")
+    (axis,) = made.listed("dimensions")
     found, start = [], 0
     for shape, one in zip(shapes, arrays, strict=True):
         stop = start + arrays_of(shape)[0].sizes[axis]

@@ -7,6 +7,7 @@ import typer
 from jaxmem.cli._options import (
     Arguments,
     Batch,
+    Budget,
     Chip,
     Donate,
     Function,
@@ -14,8 +15,8 @@ from jaxmem.cli._options import (
     Json,
     Plot,
     Static,
+    budget_of,
     named,
-    size,
 )
 from jaxmem.cli._output import does_not_fit, show
 
@@ -25,10 +26,7 @@ def advise(
     arguments: Arguments = None,
     batch: Batch = None,
     target: Chip = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Limit for the peak, such as 14GiB."),
-    ] = None,
+    budget: Budget = None,
     every: Annotated[
         bool,
         typer.Option(
@@ -65,9 +63,7 @@ def advise(
     if unknown := set(allow or ()) - set(APPROXIMATE):
         words = f"{sorted(unknown)[0]}: one of {', '.join(APPROXIMATE)}"
         raise typer.BadParameter(f"--allow {words}")
-    room = size(budget, "--budget")
-    if room == 0:
-        raise typer.BadParameter("--budget 0: more than 0 bytes")
+    room = budget_of(budget)
     how = {"target": target, "donate": donate, "static": static}
     found, args = named(function, arguments, batch, **how)
     if "tx" in found.options and (donate or static):

@@ -44,6 +44,10 @@ Arguments = Annotated[
         "step itself.  [default: the function `args` beside it]",
     ),
 ]
+Budget = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Limit for the peak, such as 14GiB."),
+]
 Batch = Annotated[
     int | None,
     typer.Option(min=1, help="Batch size, for a function with a parameter `batch`."),
@@ -204,3 +208,10 @@ def size(text: str | None, option: str) -> int | None:
         return None if text is None else parse_bytes(text, option)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def budget_of(text: str | None) -> int | None:
+    """Bytes of a `--budget`."""
+    if (room := size(text, "--budget")) == 0:
+        raise typer.BadParameter("--budget 0: more than 0 bytes")
+    return room

@@ -9,6 +9,7 @@ from jaxmem.cli._app import one_line
 from jaxmem.cli._options import (
     Arguments,
     Batch,
+    Budget,
     Chip,
     Donate,
     Function,
@@ -16,9 +17,9 @@ from jaxmem.cli._options import (
     Json,
     Plot,
     Static,
+    budget_of,
     named,
     seconds,
-    size,
 )
 from jaxmem.cli._output import does_not_fit, show
 
@@ -34,10 +35,7 @@ def plan(
     arguments: Arguments = None,
     batch: Batch = None,
     target: Chip = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Limit for the peak, such as 14GiB."),
-    ] = None,
+    budget: Budget = None,
     donate: Donate = None,
     static: Static = None,
     clip: Annotated[
@@ -78,9 +76,7 @@ def plan(
     from jaxmem.memory import DoesNotFit
     from jaxmem.scheduling import BudgetError
 
-    room = size(budget, "--budget")
-    if room == 0:
-        raise typer.BadParameter("--budget 0: more than 0 bytes")
+    room = budget_of(budget)
     if offload and room is None:
         raise typer.BadParameter("--offload: needs a --budget")
     if quick and room is None:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from jaxmem._remedies import missing_package
 from jaxmem.demo.comparison import Comparison
+from jaxmem.pages import import_figure
 
 # color, line width, marker size and place of the bars of each run
 _STYLES = {"plain": ("#b9c2cf", 5, 90, -0.2), "substituted": ("#0f6e84", 1.3, 22, 0.2)}
@@ -20,11 +20,7 @@ def draw(result: Comparison, path: str | Path) -> None:
     Raises:
         ImportError: without matplotlib; the message has the line that installs it.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("drawing", "matplotlib>=3.9") from error
-    figure = Figure(figsize=(11, 4.4), layout="constrained", dpi=150)
+    figure = import_figure()(figsize=(11, 4.4), layout="constrained", dpi=150)
     losses, bytes_ = figure.subplots(1, 2, width_ratios=(1, 1.05))
     _draw_losses(losses, result)
     _draw_bytes(bytes_, result)

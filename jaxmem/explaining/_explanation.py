@@ -1,7 +1,5 @@
 """What `explain` returns, and how it is printed."""
 
-import dataclasses
-import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem.explaining._advice import LineToWrite
 from jaxmem.explaining._diagnosis import Diagnosis
 from jaxmem.explaining._facts import Device, LargeBuffer, Stage
-from jaxmem.pages import SavedResult
+from jaxmem.pages import PlainResult
 
 _WIDTH = 80
 _SHOWN = 8  # buffers
@@ -27,7 +25,7 @@ _STAGES: dict[Stage, str] = {
 
 
 @dataclass(frozen=True)
-class Explanation(SavedResult):
+class Explanation(PlainResult):
     """What `jaxmem.explain` returns; prints as text, and as a table.
 
     Bytes are None where neither the log nor an estimate has them.
@@ -68,10 +66,6 @@ class Explanation(SavedResult):
     largest: tuple[LargeBuffer, ...] = ()
     advice: tuple[LineToWrite, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
         return "\n".join([*_wrapped(self._headline()), *self._lines()])

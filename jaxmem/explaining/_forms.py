@@ -1,5 +1,6 @@
 """Which of the known errors a text has."""
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ LOOKED_FOR = (
 )
 
 
+@functools.lru_cache(maxsize=1)  # asked whether, and then what
 def facts_of(text: str) -> Facts | None:
     """The figures of the error that comes last; None where there is no such error."""
     plain = without_prefixes(text)

@@ -3,6 +3,7 @@
 from jaxmem.faults.in_modules import findings_in_module as findings_in_module
 from jaxmem.faults.in_programs import findings_in_program as findings_in_program
 from jaxmem.faults.program import TracedProgram as TracedProgram
+from jaxmem.faults.program import nested as nested
 from jaxmem.faults.program import processes_are_joined as processes_are_joined
 from jaxmem.faults.record import FoundFault as FoundFault
 from jaxmem.faults.record import KnownFault as KnownFault

@@ -103,13 +103,14 @@ class ProgramLevel:
         return False
 
 
+def nested(level: Any) -> Iterator[Any]:
+    """A list of equations and all inside of it, the outer before the inner."""
+    yield level
+    for eqn in level.graph.eqns:
+        for inner in level.inside(eqn):
+            yield from nested(inner)
+
+
 def levels(closed) -> Iterator[ProgramLevel]:
-    """Every list of equations, the outer before the inner."""
-
-    def walk(level: ProgramLevel) -> Iterator[ProgramLevel]:
-        yield level
-        for eqn in level.graph.eqns:
-            for inner in level.inside(eqn):
-                yield from walk(inner)
-
-    yield from walk(ProgramLevel(JaxprGraph(closed)))
+    """Every list of equations."""
+    return nested(ProgramLevel(JaxprGraph(closed)))

@@ -64,7 +64,7 @@ def _apart(closed, scatters: Mapping[int, bool]):
         bodies = (_compat.ClosedJaxpr(*jaxprs.split(body)) for body in inside)
         return jaxprs.rebind(eqn, args, [_apart(body, scatters) for body in bodies])
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)
 
 
 def _kept_apart(eqn, args: list) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxmem._paths import has_gradient, in_quantized, paths_and_leaves
 from jaxmem.memory import format_bytes
+from jaxmem.pages import aligned
 
 _SHOWN = 6  # paths of trained arrays
 _MOMENTS = 2  # of Adam, in the parameters' dtype
@@ -108,13 +109,7 @@ def trained_line(s: TrainedSizes) -> str:
 
 
 def lines(s: TrainedSizes) -> list[str]:
-    table = [COLUMNS, *rows(s)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    body = [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in table
-    ]
-    return [headline(s), *body, *caption(s)]
+    return [headline(s), *aligned([COLUMNS, *rows(s)]), *caption(s)]
 
 
 def rich_table(s: TrainedSizes) -> Any:

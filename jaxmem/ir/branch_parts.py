@@ -176,33 +176,29 @@ class Branches:
     def joined(
         self, values: Values, group: Sequence[int]
     ) -> Iterator[tuple[int, list[Any]]]:
-        return _joined(values, group)
+        """(position, outputs) of a group's `cond`s, done in one."""
+        eqns = [values.graph.eqns[i] for i in group]
+        made = {v for e in eqns for v in e.outvars}
+        read = (v for e in eqns for v in e.invars[1:] if is_var(v))
+        given = [v for v in dict.fromkeys(read) if v not in made]
+        wanted = read_elsewhere(values.graph, group)
+
+        def branch(j: int, xs: list) -> list:
+            env, once = dict(zip(given, xs, strict=True)), OnlyOnce()
+            for eqn in eqns:
+                ins = [env[v] if is_var(v) else v.val for v in eqn.invars[1:]]
+                outs = jaxprs.evaluate(jaxprs.bodies(eqn)[j], ins, once)
+                env.update(zip(eqn.outvars, outs, strict=True))
+            return [env[v] for v in wanted]
+
+        # under the scopes of one that the user wrote, where there is one
+        lead = ([e for e in eqns if not is_part(e)] or eqns)[-1]
+        index, arrays = values.read(lead.invars[0]), [values.read(v) for v in given]
+        runs = [partial(branch, j) for j in range(_count(lead))]
+        outs = _compat.in_context_of(lead, _bound, lead, index, arrays, runs)
+        known = dict(zip(wanted, outs, strict=True))
+        for i, eqn in zip(group, eqns, strict=True):
+            yield i, [known.get(v) for v in eqn.outvars]
 
 
 BRANCHES = Branches()
-
-
-def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[Any]]]:
-    """(position, outputs) of a group's `cond`s, done in one."""
-    eqns = [values.graph.eqns[i] for i in group]
-    made = {v for e in eqns for v in e.outvars}
-    read = (v for e in eqns for v in e.invars[1:] if is_var(v))
-    given = [v for v in dict.fromkeys(read) if v not in made]
-    wanted = read_elsewhere(values.graph, group)
-
-    def branch(j: int, xs: list) -> list:
-        env, once = dict(zip(given, xs, strict=True)), OnlyOnce()
-        for eqn in eqns:
-            ins = [env[v] if is_var(v) else v.val for v in eqn.invars[1:]]
-            outs = jaxprs.evaluate(jaxprs.bodies(eqn)[j], ins, once)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [env[v] for v in wanted]
-
-    # under the scopes of one that the user wrote, where there is one
-    lead = ([e for e in eqns if not is_part(e)] or eqns)[-1]
-    index, arrays = values.read(lead.invars[0]), [values.read(v) for v in given]
-    runs = [partial(branch, j) for j in range(_count(lead))]
-    outs = _compat.in_context_of(lead, _bound, lead, index, arrays, runs)
-    known = dict(zip(wanted, outs, strict=True))
-    for i, eqn in zip(group, eqns, strict=True):
-        yield i, [known.get(v) for v in eqn.outvars]

@@ -28,7 +28,7 @@ def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
             return args
         return None
 
-    flat = jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    flat = jaxprs.rewritten(closed, rule)
     return _compat.without_dead_code(flat)
 
 

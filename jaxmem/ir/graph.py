@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -155,6 +156,18 @@ def done_otherwise(
         return values.all_outputs()
 
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def with_bodies(
+    closed: ClosedJaxpr, graph: JaxprGraph, bodies: Mapping[int, Sequence[Any]]
+) -> ClosedJaxpr:
+    """The jaxpr of a graph, some of whose equations have other bodies."""
+
+    def rebound(eqn: JaxprEqn, new: Sequence[Any], values: Values) -> list[Any]:
+        return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], new)
+
+    made = {i: partial(rebound, graph.eqns[i], new) for i, new in bodies.items()}
+    return done_otherwise(closed, graph, made)
 
 
 def is_transposed(eqn: JaxprEqn) -> bool:

@@ -55,7 +55,7 @@ def with_hidden_indices(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr, with the indices of the host's slices in its loops hidden."""
     if not AFFECTED or not any(map(_may_be_misread, jaxprs.walk(closed))):
         return closed
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, _rule()))
+    return jaxprs.rewritten(closed, _rule())
 
 
 def walks_back(eqn: JaxprEqn) -> bool:

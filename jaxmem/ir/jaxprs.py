@@ -33,16 +33,19 @@ def is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
+def exchanged(leaves: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list:
+    """The leaves, with others at some places."""
+    changed = dict(zip(places, new, strict=True))
+    return [changed.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+
 def trace(fn: Callable, *args: Any, **kwargs: Any) -> Traced:
     """The jaxpr of `fn` at these arguments, its non-array leaves held fixed."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
 
     def flat(*arrays: Any) -> Any:
-        full = list(leaves)
-        for i, x in zip(dynamic, arrays, strict=True):
-            full[i] = x
-        args, kwargs = jax.tree.unflatten(tree, full)
+        args, kwargs = jax.tree.unflatten(tree, exchanged(leaves, dynamic, arrays))
         return fn(*args, **kwargs)
 
     arrays = [leaves[i] for i in dynamic]
@@ -166,6 +169,11 @@ def evaluate(
         outs = _compat.bind(eqn, values) if outs is None else outs
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def rewritten(closed: ClosedJaxpr, rule: Callable) -> ClosedJaxpr:
+    """The jaxpr in which `rule(eqn, args)` answers for equations, as in `evaluate`."""
+    return retrace(closed, lambda args: evaluate(closed, args, rule))
 
 
 def is_abstract(value: Any) -> bool:

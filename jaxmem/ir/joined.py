@@ -184,8 +184,7 @@ def read_elsewhere(graph: JaxprGraph, group: Sequence[int]) -> list[Any]:
 
 def done_once(closed: ClosedJaxpr) -> Any:
     """The jaxpr with no operation done twice on the same values."""
-    run = lambda args: jaxprs.evaluate(closed, args, OnlyOnce())
-    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.rewritten(closed, OnlyOnce()))
 
 
 class OnlyOnce:

@@ -17,10 +17,9 @@ from jax.sharding import PartitionSpec
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
-from jaxmem.ir.map_operations import mapped_axes
-from jaxmem.ir.map_parts import MAPS, as_rank, like_map, normal_spec, typed_like
+from jaxmem.ir.map_parts import MAPS, as_rank, lifted, like_map, typed_like
 from jaxmem.ir.scans import is_var, size_of
-from jaxmem.ir.types import JaxprEqn, Var
+from jaxmem.ir.types import JaxprEqn
 
 Shards = tuple[Any, PartitionSpec]  # a variable of a body, and how it is handed over
 
@@ -164,16 +163,8 @@ class MapHalves:
 
     @cached_property
     def _lifted(self) -> list[PartitionSpec]:
-        return [self._spec(v) for v in self.left]
-
-    def _spec(self, v: Var) -> PartitionSpec:
-        """Over all axes that it differs along: as JAX hands a residual on."""
-        eqn = self.pair.forward
-        names = mapped_axes(eqn)
-        if eqn.params["check_vma"]:
-            names &= v.aval.manual_axis_type.varying
-        order = tuple(n for n in eqn.params["mesh"].axis_names if n in names)
-        return normal_spec((order,))
+        # as JAX hands a residual on
+        return [lifted(self.pair.forward, v) for v in self.left]
 
     def first(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The outputs of the first map that others read, and what it leaves."""

@@ -75,7 +75,7 @@ class _Parts:
     def do(self, run: Run, invars: Sequence[Any], outvars: Sequence[Any]) -> None:
         """One operation, with what it gives under each specification that is asked."""
         wanted: list[tuple[Any, PartitionSpec, int | None]] = [
-            (v, self.lifted(v), None) for v in outvars if v in self.read
+            (v, lifted(self.eqn, v), None) for v in outvars if v in self.read
         ]
         for k, v in enumerate(self.body.outvars):
             if is_var(v) and v in outvars:
@@ -124,13 +124,14 @@ class _Parts:
         one = like_map(self.eqn, body, [spec for _, spec in known], out_specs)
         return list(_compat.in_context_of(self.eqn, one, *(x for x, _ in known)))
 
-    def lifted(self, v: Var) -> PartitionSpec:
-        """How a variable of the body is sharded: over all axes it differs along."""
-        names = mapped_axes(self.eqn)
-        if self.eqn.params["check_vma"]:
-            names &= v.aval.manual_axis_type.varying
-        order = tuple(n for n in self.eqn.params["mesh"].axis_names if n in names)
-        return normal_spec((order,))
+
+def lifted(eqn: JaxprEqn, v: Var) -> PartitionSpec:
+    """How a `shard_map` hands on a variable: over all axes that it differs along."""
+    names = mapped_axes(eqn)
+    if eqn.params["check_vma"]:
+        names &= v.aval.manual_axis_type.varying
+    order = tuple(n for n in eqn.params["mesh"].axis_names if n in names)
+    return normal_spec((order,))
 
 
 def as_rank(x: Any, rank: int) -> Any:
@@ -177,36 +178,34 @@ class Maps:
     def joined(
         self, values: Values, group: Sequence[int]
     ) -> Iterator[tuple[int, list[Any]]]:
-        return _joined(values, group)
+        """(position, outputs) of a group's equations, done in one `shard_map`."""
+        eqns = [values.graph.eqns[i] for i in group]
+        given = _given(eqns)
+        wanted = _wanted(values.graph, group)
+
+        def body(*shards: Any) -> tuple[Any, ...]:
+            env: dict[Any, Any] = dict(zip(given, shards, strict=True))
+            once = _OnlyOnce()
+            for eqn in eqns:
+                inner = jaxprs.bodies(eqn)[0]
+                specs = map(normal_spec, eqn.params["in_specs"])
+                pairs = zip(eqn.invars, specs, inner.invars, strict=True)
+                ins = [typed_like(_read(env, v, spec), w) for v, spec, w in pairs]
+                outs = jaxprs.evaluate(inner, ins, once)
+                env.update(
+                    ((v, None), x) for v, x in zip(eqn.outvars, outs, strict=True)
+                )
+            return tuple(env[v, None] for v in wanted)
+
+        one = like_map(eqns[0], body, [spec for _, spec in given], [*wanted.values()])
+        arrays = [values.read(v) for v, _ in given]
+        outs = _compat.in_context_of(eqns[-1], one, *arrays)
+        known = dict(zip(wanted, outs, strict=True))
+        for i, eqn in zip(group, eqns, strict=True):
+            yield i, [known.get(v) for v in eqn.outvars]
 
 
 MAPS = Maps()
-
-
-def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[Any]]]:
-    """(position, outputs) of a group's equations, done in one `shard_map`."""
-    eqns = [values.graph.eqns[i] for i in group]
-    given = _given(eqns)
-    wanted = _wanted(values.graph, group)
-
-    def body(*shards: Any) -> tuple[Any, ...]:
-        env: dict[Any, Any] = dict(zip(given, shards, strict=True))
-        once = _OnlyOnce()
-        for eqn in eqns:
-            inner = jaxprs.bodies(eqn)[0]
-            specs = map(normal_spec, eqn.params["in_specs"])
-            pairs = zip(eqn.invars, specs, inner.invars, strict=True)
-            ins = [typed_like(_read(env, v, spec), w) for v, spec, w in pairs]
-            outs = jaxprs.evaluate(inner, ins, once)
-            env.update(((v, None), x) for v, x in zip(eqn.outvars, outs, strict=True))
-        return tuple(env[v, None] for v in wanted)
-
-    one = like_map(eqns[0], body, [spec for _, spec in given], [*wanted.values()])
-    arrays = [values.read(v) for v, _ in given]
-    outs = _compat.in_context_of(eqns[-1], one, *arrays)
-    known = dict(zip(wanted, outs, strict=True))
-    for i, eqn in zip(group, eqns, strict=True):
-        yield i, [known.get(v) for v in eqn.outvars]
 
 
 class _OnlyOnce(OnlyOnce):

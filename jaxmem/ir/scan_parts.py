@@ -119,35 +119,33 @@ class Scans:
     def joined(
         self, values: Values, group: Sequence[int]
     ) -> Iterator[tuple[int, list[Any]]]:
-        return _joined(values, group)
+        """(position, outputs) of a group's scans, done in one."""
+        eqns = [values.graph.eqns[i] for i in group]
+        rows = {v for e in eqns for v in e.outvars[_compat.scan_counts(e)[1] :]}
+        wanted = [v for v in read_elsewhere(values.graph, group) if v in rows]
+        own = [split(e, e.invars) for e in eqns]
+        whole = [[values.read(v) for v in consts] for consts, _, _ in own]
+        init = [[values.read(v) for v in carry] for _, carry, _ in own]
+        sliced = dict.fromkeys(v for _, _, xs in own for v in xs if v not in rows)
+
+        def step(carries: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
+            env, once, ends = dict(zip(sliced, x, strict=True)), OnlyOnce(), []
+            for eqn, consts, carry, (_, _, xs) in zip(
+                eqns, whole, carries, own, strict=True
+            ):
+                ins = [*consts, *carry, *(env[v] for v in xs)]
+                outs = jaxprs.evaluate(eqn.params["jaxpr"], ins, once)
+                ends.append(outs[: len(carry)])
+                env.update(
+                    zip(eqn.outvars[len(carry) :], outs[len(carry) :], strict=True)
+                )
+            return ends, [env[v] for v in wanted]
+
+        lead = next((e for e in eqns if not is_part(e)), eqns[-1])
+        ends, ys = scan_like(lead, step, init, [values.read(v) for v in sliced])
+        known = dict(zip(wanted, ys, strict=True))
+        for i, eqn, end in zip(group, eqns, ends, strict=True):
+            yield i, [*end, *(known.get(v) for v in eqn.outvars[len(end) :])]
 
 
 SCANS = Scans()
-
-
-def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[Any]]]:
-    """(position, outputs) of a group's scans, done in one."""
-    eqns = [values.graph.eqns[i] for i in group]
-    rows = {v for e in eqns for v in e.outvars[_compat.scan_counts(e)[1] :]}
-    wanted = [v for v in read_elsewhere(values.graph, group) if v in rows]
-    own = [split(e, e.invars) for e in eqns]
-    whole = [[values.read(v) for v in consts] for consts, _, _ in own]
-    init = [[values.read(v) for v in carry] for _, carry, _ in own]
-    sliced = dict.fromkeys(v for _, _, xs in own for v in xs if v not in rows)
-
-    def step(carries: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
-        env, once, ends = dict(zip(sliced, x, strict=True)), OnlyOnce(), []
-        for eqn, consts, carry, (_, _, xs) in zip(
-            eqns, whole, carries, own, strict=True
-        ):
-            ins = [*consts, *carry, *(env[v] for v in xs)]
-            outs = jaxprs.evaluate(eqn.params["jaxpr"], ins, once)
-            ends.append(outs[: len(carry)])
-            env.update(zip(eqn.outvars[len(carry) :], outs[len(carry) :], strict=True))
-        return ends, [env[v] for v in wanted]
-
-    lead = next((e for e in eqns if not is_part(e)), eqns[-1])
-    ends, ys = scan_like(lead, step, init, [values.read(v) for v in sliced])
-    known = dict(zip(wanted, ys, strict=True))
-    for i, eqn, end in zip(group, eqns, ends, strict=True):
-        yield i, [*end, *(known.get(v) for v in eqn.outvars[len(end) :])]

@@ -1,14 +1,12 @@
 """What `lint` returns: findings, the most bytes first."""
 
-import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jaxmem._module_path import merge_numbered
 from jaxmem.memory import format_bytes
-from jaxmem.pages import SavedResult
+from jaxmem.pages import PlainResult
 
 Severity = Literal["error", "warning", "note"]
 _ORDER = ("error", "warning", "note")
@@ -42,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class LintReport(SavedResult):
+class LintReport(PlainResult):
     """What `jaxmem.lint` returns; prints as a table.
 
     Attributes:
@@ -64,10 +62,6 @@ class LintReport(SavedResult):
     def of(self, check: str) -> tuple[Finding, ...]:
         """The findings of one check."""
         return tuple(f for f in self.findings if f.check == check)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
         lines = [self._headline()]

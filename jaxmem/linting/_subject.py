@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem._module_path import parse_op_name, without_repetition
+from jaxmem.faults import nested
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.linting._report import Finding as Finding
@@ -106,15 +107,14 @@ class SubjectLevel:
 
 
 def levels(closed) -> Iterator[SubjectLevel]:
-    """Every list of equations, the outer before the inner."""
+    """Every list of equations."""
+    return nested(SubjectLevel.of(closed))
 
-    def walk(level: SubjectLevel) -> Iterator[SubjectLevel]:
-        yield level
-        for eqn in level.graph.eqns:
-            for inner in level.inside(eqn):
-                yield from walk(inner)
 
-    yield from walk(SubjectLevel.of(closed))
+def scans(closed) -> Iterator[tuple[SubjectLevel, Any]]:
+    """Every scan, with the level that it is in."""
+    every = ((level, eqn) for level in levels(closed) for eqn in level.graph.eqns)
+    return (pair for pair in every if primitives.is_scan(pair[1]))
 
 
 def checkpoints(closed) -> Iterator[tuple[SubjectLevel, Any]]:

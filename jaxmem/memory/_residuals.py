@@ -3,8 +3,6 @@
 Nothing is compiled: a compiler may fuse some residuals away or keep others for longer.
 """
 
-import dataclasses
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,12 +17,12 @@ from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_callable, check_numbers, wrong_type
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
 from jaxmem.frameworks import module_scopes
-from jaxmem.ir.jaxprs import bodies, is_array, is_var, split
+from jaxmem.ir.jaxprs import bodies, exchanged, is_array, is_var, split
 from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
 from jaxmem.memory.compile.lower import explained
 from jaxmem.memory.report.compare import ComparedRow, ReportComparison, compared
-from jaxmem.pages import SavedResult, aligned
+from jaxmem.pages import PlainResult, aligned
 
 _SHOWN = 40
 _ON_A_PAGE = 1000
@@ -61,7 +59,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Residuals(SavedResult):
+class Residuals(PlainResult):
     """What `jaxmem.residuals` returns; prints as a table.
 
     Attributes:
@@ -117,10 +115,6 @@ class Residuals(SavedResult):
                 "kept, by operation": compared(*by_operation),
             },
         )
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -241,14 +235,10 @@ def residuals(
     differentiated = [i for i in arrays if i in chosen]
 
     def backward(*values):
-        full = list(leaves)
-        for i, value in zip(arrays, values, strict=True):
-            full[i] = value
+        full = exchanged(leaves, arrays, values)
 
         def of_chosen(*picked):
-            changed = list(full)
-            for i, value in zip(differentiated, picked, strict=True):
-                changed[i] = value
+            changed = exchanged(full, differentiated, picked)
             args, kwargs = jax.tree.unflatten(treedef, changed)
             return [x for x in jax.tree.leaves(fn(*args, **kwargs)) if is_array(x)]
 

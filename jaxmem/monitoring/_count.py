@@ -107,12 +107,12 @@ class _Count:
         kind, placement = type_of(x), placement_of(x)
         memory = pieces[0].memory if pieces else "other processes"
         key = name, path, kind, memory, placement
-        for piece in pieces:
-            self.owners[_place(piece)] = "/".join(filter(None, [name, path]))
-            on = self.by_device.setdefault(key, {})
-            on[piece.device] = on.get(piece.device, 0) + piece.bytes
         row = self.rows.get(key)
         row = row or LiveArray(name, path, kind, memory=memory, placement=placement)
+        for piece in pieces:
+            self.owners[_place(piece)] = row.place
+            on = self.by_device.setdefault(key, {})
+            on[piece.device] = on.get(piece.device, 0) + piece.bytes
         size = sum(piece.bytes for piece in pieces)
         self.rows[key] = replace(row, count=row.count + 1, bytes=row.bytes + size)
 

@@ -32,6 +32,11 @@ class LiveArray:
     shares: str = ""
 
     @property
+    def place(self) -> str:
+        """The path, which begins with the tree's name."""
+        return "/".join(filter(None, [self.name, self.path]))
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """What tells a row from others, at any time."""
         return self.name, self.path, self.array, self.memory, self.placement

@@ -1,7 +1,5 @@
 """What `live_arrays` returns: rows of plain data, which keep no array alive."""
 
-import dataclasses
-import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,10 +7,10 @@ from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_int, wrong_type
 from jaxmem.monitoring._live_array import LiveArray
 from jaxmem.monitoring._text import HEAD, as_rich, as_text, cells_of
-from jaxmem.pages import SavedResult
+from jaxmem.pages import PlainResult
 
 
-class _Rows(SavedResult):
+class _Rows(PlainResult):
     """What lists of live arrays have in common."""
 
     rows: tuple[LiveArray, ...]
@@ -29,11 +27,6 @@ class _Rows(SavedResult):
         """
         columns = check_int("columns", columns, 40)
         return as_text(self._headline(), self.rows, self._notes(), columns)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        fields: dict[str, Any] = dataclasses.asdict(self)  # pyright: ignore
-        return json.dumps(fields, indent=indent)
 
     def __str__(self) -> str:
         return self.text()
@@ -183,8 +176,4 @@ def _deleted(rows: tuple[LiveArray, ...]) -> list[str]:
 
 
 def _shared(rows: tuple[LiveArray, ...]) -> list[str]:
-    return [
-        f"{'/'.join(filter(None, [row.name, row.path]))} has the buffer of {row.shares}"
-        for row in rows
-        if row.shares
-    ]
+    return [f"{r.place} has the buffer of {r.shares}" for r in rows if r.shares]

@@ -16,8 +16,8 @@ _NOTES = 6
 
 def cells_of(row: LiveArray) -> tuple[str, str, str, str]:
     """Bytes, array, place and memory of one row."""
-    path = "/".join(filter(None, [row.name, row.path]))
-    return format_bytes(row.bytes), _array(row.array, row.count), path, _where(row)
+    array = _array(row.array, row.count)
+    return format_bytes(row.bytes), array, row.place, _where(row)
 
 
 def as_text(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.core
 
+from jaxmem.ir.jaxprs import exchanged
 from jaxmem.ops.codes import marking
 
 # What a function that looks at the values of its arguments raises under a trace.
@@ -64,10 +65,7 @@ def split_arrays(
     rest = [None if is_array(leaf) else leaf for leaf in leaves]
 
     def rebuild(others):
-        full = list(rest)
-        for i, x in zip(places, others, strict=True):
-            full[i] = x
-        return jax.tree.unflatten(treedef, full)
+        return jax.tree.unflatten(treedef, exchanged(rest, places, others))
 
     return arrays, rebuild
 

@@ -14,17 +14,10 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxmem._checks import check_scalar
-from jaxmem._paths import (
-    check_bools,
-    paths_and_leaves,
-    selected,
-    selectors,
-    spread_bools,
-)
+from jaxmem._paths import check_selection, selection
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 
 _STACKED = "clip_by_layer_norm: stacked"
-_ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
 
 
 def clip_by_layer_norm(
@@ -62,8 +55,7 @@ def clip_by_layer_norm(
       arXiv 1211.5063, section 3.2, layer by layer.
     """
     check_scalar("max_norm", max_norm, above=0)
-    if stacked is not None and selectors(stacked) is None:
-        check_bools(_STACKED, stacked, _ALLOWED)
+    check_selection(_STACKED, stacked)
 
     def update(updates, state, params=None):
         del params
@@ -87,11 +79,7 @@ def clip_by_layer_norm(
 def _stacks(stacked, updates) -> list[bool]:
     if stacked is None:
         return [False] * len(jax.tree.leaves(updates))
-    given = selectors(stacked)
-    if given is None:
-        return spread_bools(_STACKED, updates, stacked, _ALLOWED)
-    ask = lambda fn, path, leaf: fn(path)
-    return selected(_STACKED, paths_and_leaves(updates), given, ask)
+    return selection(_STACKED, stacked, updates)
 
 
 def _clipped(group: list, stack: bool, max_norm, name: str) -> list:

@@ -1,5 +1,7 @@
 """`save`, by the suffix of the file, and what a notebook shows, for every result."""
 
+import dataclasses
+import json
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -62,6 +64,15 @@ class SavedResult:
         from jaxmem.pages.page import piece
 
         return piece(self._html()[1])
+
+
+class PlainResult(SavedResult):
+    """A result that is plain data, which its JSON holds."""
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All fields as JSON text; bytes are integers."""
+        fields: Any = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+        return json.dumps(fields, indent=indent)
 
 
 def body_of(result: SavedResult) -> Any:

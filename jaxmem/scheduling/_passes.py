@@ -158,7 +158,7 @@ def _with_shards(closed, rewritten: Callable[[Any], Any]):
             return None
         return done_inside(eqn, args, rewritten)
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)
 
 
 def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:

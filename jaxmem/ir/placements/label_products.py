@@ -9,7 +9,6 @@ from jaxmem.ir.types import JaxprEqn
 
 
 def dot_general(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     (contracted, batch) = eqn.params["dimension_numbers"]
     sides = [[(side, d) for d in axes_of(v)] for side, v in enumerate(eqn.invars)]
     shared = zip((*contracted[0], *batch[0]), (*contracted[1], *batch[1]), strict=True)
@@ -49,7 +48,6 @@ def convolution(eqn: JaxprEqn, n: int) -> Labels:
 
 
 def gather(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     d = eqn.params["dimension_numbers"]
     batching = d.operand_batching_dims, d.start_indices_batching_dims
     table, index, rows = _indexed(
@@ -62,7 +60,6 @@ def gather(eqn: JaxprEqn, n: int) -> Labels:
 
 
 def scatter(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     d, combine = eqn.params["dimension_numbers"], primitives.of(eqn).combine
     batching = d.operand_batching_dims, d.scatter_indices_batching_dims
     named = d.update_window_dims, d.inserted_window_dims
@@ -101,7 +98,6 @@ def _indexed(
 
 def windows(eqn: JaxprEqn, n: int) -> Labels:
     """Pooling: axes along which a window is one element, in its place."""
-    del n
     p = eqn.params
     rank = len(p["window_dimensions"])
     stretched = p.get("base_dilation", (1,) * rank)
@@ -116,7 +112,6 @@ def windows(eqn: JaxprEqn, n: int) -> Labels:
 
 def fourier(eqn: JaxprEqn, n: int) -> Labels:
     """The last axes are transformed."""
-    del n
     batch = eqn.invars[0].aval.ndim - len(eqn.params["fft_lengths"])
     labels = lambda v: tuple(d if d < batch else None for d in axes_of(v))
     return Labels((labels(eqn.invars[0]),), (labels(eqn.outvars[0]),))
@@ -124,7 +119,6 @@ def fourier(eqn: JaxprEqn, n: int) -> Labels:
 
 def matrices(eqn: JaxprEqn, n: int) -> Labels:
     """Decompositions, solves: the last axes are those of the matrices."""
-    del n
     batch = eqn.invars[0].aval.ndim - 2
     labels = lambda v: tuple(d if d < batch else None for d in axes_of(v))
     return Labels(tuple(map(labels, eqn.invars)), tuple(map(labels, eqn.outvars)))

@@ -59,7 +59,6 @@ def no_labels(atom: Atom) -> tuple[Label, ...]:
 
 
 def elementwise(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     out = eqn.outvars[0].aval.shape
 
     def operand(atom: Atom) -> tuple[Label, ...]:
@@ -85,7 +84,6 @@ def bitcast(eqn: JaxprEqn, n: int) -> Labels | str:
 
 def each_alone(eqn: JaxprEqn, n: int) -> Labels:
     """Operand i gives output i, and has nothing to do with the others."""
-    del n
     pairs = [[(i, d) for d in axes_of(v)] for i, v in enumerate(eqn.invars)]
     each = tuple(map(tuple, pairs))
     return Labels(each, each)
@@ -111,7 +109,6 @@ def psum(eqn: JaxprEqn, n: int) -> Labels | str:
 
 def constraint(eqn: JaxprEqn, n: int) -> Labels:
     """A constraint holds for a part as it is where it leaves the axis whole."""
-    del n
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None or eqn.params["layout"] is not None:
         return Labels((no_labels(eqn.invars[0]),), (no_labels(eqn.outvars[0]),))
@@ -126,12 +123,10 @@ def constraint(eqn: JaxprEqn, n: int) -> Labels:
 
 def iota(eqn: JaxprEqn, n: int) -> Labels:
     """Along the axis that it counts, each part has its own first number."""
-    del n
     return Labels((), (axes_of(eqn.outvars[0]),))
 
 
 def broadcast(eqn: JaxprEqn, n: int) -> Labels | str:
-    del n
     if len(eqn.invars) > 1:
         return "its shape is not static"
     (operand,), out = eqn.invars, eqn.outvars[0].aval.shape
@@ -164,20 +159,17 @@ def _cut_by(shape: tuple[int, ...], n: int) -> list[int]:
 
 
 def squeeze(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     gone = eqn.params["dimensions"]
     free = tuple(None if d in gone else d for d in axes_of(eqn.invars[0]))
     return Labels((free,), (tuple(d for d in free if d is not None),))
 
 
 def transpose(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     outs = tuple(int(d) for d in eqn.params["permutation"])
     return Labels((axes_of(eqn.invars[0]),), (outs,))
 
 
 def reduction(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     combine, over = primitives.of(eqn).combine, eqn.params["axes"]
     every = axes_of(eqn.invars[0])
     ins = tuple(d if combine or d not in over else None for d in every)
@@ -188,7 +180,6 @@ def along(parameter: str) -> Rule:
     """Operations along the axes that a parameter names; all others are batch axes."""
 
     def rule(eqn: JaxprEqn, n: int) -> Labels:
-        del n
         over = eqn.params[parameter]
         if not isinstance(over, tuple):  # some are of numpy, some count from the end
             over = (int(over) % eqn.invars[0].aval.ndim,)
@@ -200,7 +191,6 @@ def along(parameter: str) -> Rule:
 
 def tile(eqn: JaxprEqn, n: int) -> Labels:
     """Copies of an array side by side; along the other axes nothing happens."""
-    del n
     free = tuple(
         d if count == 1 else None for d, count in enumerate(eqn.params["reps"])
     )
@@ -209,14 +199,12 @@ def tile(eqn: JaxprEqn, n: int) -> Labels:
 
 def stack(eqn: JaxprEqn, n: int) -> Labels:
     """Arrays side by side along a new axis."""
-    del n
     axis, each = eqn.params["axis"], axes_of(eqn.invars[0])
     out = (*each[:axis], None, *each[axis:])
     return Labels((each,) * len(eqn.invars), (out,))
 
 
 def unstack(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     axis, every = eqn.params["axis"], axes_of(eqn.invars[0])
     free = tuple(None if d == axis else d for d in every)
     each = tuple(d for d in every if d != axis)
@@ -225,7 +213,6 @@ def unstack(eqn: JaxprEqn, n: int) -> Labels:
 
 def sliced(eqn: JaxprEqn, n: int) -> Labels:
     """Slices of which some axes are taken whole."""
-    del n
     pairs = zip(eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape, strict=True)
     free = tuple(d if old == new else None for d, (old, new) in enumerate(pairs))
     # A step of -1 gives as many elements, in another order; `lax.slice` has none such.
@@ -234,7 +221,6 @@ def sliced(eqn: JaxprEqn, n: int) -> Labels:
 
 def updated(eqn: JaxprEqn, n: int) -> Labels:
     """An array with a slice written into it; where the slice has the whole axis."""
-    del n
     array, new, *starts = eqn.invars
     pairs = zip(array.aval.shape, new.aval.shape, strict=True)
     free = tuple(d if old == size else None for d, (old, size) in enumerate(pairs))
@@ -242,7 +228,6 @@ def updated(eqn: JaxprEqn, n: int) -> Labels:
 
 
 def pad(eqn: JaxprEqn, n: int) -> Labels:
-    del n
     padded = eqn.params["padding_config"]
     free = tuple(None if any(p) else d for d, p in enumerate(padded))
     return Labels((free, ()), (free,))
@@ -250,7 +235,6 @@ def pad(eqn: JaxprEqn, n: int) -> Labels:
 
 def loop(eqn: JaxprEqn, n: int) -> Labels | str:
     """A scan in which no iteration needs another: `lax.map`."""
-    del n
     constants, carried, xs = split(eqn, eqn.invars)
     if carried:
         return "it carries something from one iteration to the next"
@@ -290,7 +274,6 @@ def draws_by_place(eqn: JaxprEqn) -> bool:
 
 def random_bits(eqn: JaxprEqn, n: int) -> Labels | str:
     """The bits of a part of the keys; and of the places, where each has its own."""
-    del n
     if not _are_threefry(eqn):
         return OTHER_GENERATOR
     keys, every = axes_of(eqn.invars[0]), axes_of(eqn.outvars[0])

@@ -148,17 +148,13 @@ def _is_repeated(eqn: JaxprEqn) -> bool:
     )
 
 
-def _is_iota(eqn: JaxprEqn) -> bool:
-    return primitives.of(eqn).name == "iota"
-
-
 def of_slice(eqn: JaxprEqn, out_axis: int) -> Placements | None:
     """How the operands must be cut to make a slice of the output."""
     # None for an operation that is not worth repeating.
     if not _is_repeated(eqn) or len(eqn.outvars) != 1:
         return None
     # counted along another axis, every layer has the same numbers
-    if _is_iota(eqn) and eqn.params["dimension"] == out_axis:
+    if primitives.of(eqn).name == "iota" and eqn.params["dimension"] == out_axis:
         return None
     layers = max(eqn.outvars[0].aval.shape[out_axis], 1)
     ins = [REPLICATE] * len(eqn.invars)

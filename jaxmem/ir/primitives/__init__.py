@@ -46,131 +46,44 @@ def names(has: Callable[[Record], bool]) -> frozenset[str]:
     return frozenset(record.name for record in KNOWN if has(record))
 
 
-def is_jit(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a call of a jitted function."""
-    return of(eqn).kind is Kind.JIT
+Question = Callable[[JaxprEqn], bool]
 
 
-def is_scan(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.scan`."""
-    return of(eqn).name == "scan"
+def _of(kind: Kind) -> Question:
+    return lambda eqn: of(eqn).kind is kind
 
 
-def is_while(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.while_loop`."""
-    return of(eqn).name == "while"
+def _called(*names: str) -> Question:
+    return lambda eqn: of(eqn).name in names
 
 
-def is_loop(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a scan or a while loop."""
-    return of(eqn).kind is Kind.LOOP
+# Whether an equation is, or does, this:
+is_jit = _of(Kind.JIT)  # a call of a jitted function
+is_loop = _of(Kind.LOOP)  # a scan or a while loop
+is_branch = _of(Kind.BRANCH)  # `jax.lax.cond`, which is `jax.lax.switch` too
+is_shard_map = _of(Kind.SHARD_MAP)  # `jax.shard_map`
+is_remat = _of(Kind.REMAT)  # `jax.checkpoint`, which takes an open jaxpr
+is_barrier = _of(Kind.BARRIER)  # `jax.lax.optimization_barrier`
+is_print = _of(Kind.PRINT)  # `jax.debug.print`, or a callback that gives nothing
+is_transfer = _of(Kind.TRANSFER)  # `jax.device_put`
+is_reduction = _of(Kind.REDUCTION)  # a sum, a maximum or the like along axes
+is_product = _of(Kind.PRODUCT)  # a product of matrices, ragged or not, or a convolution
+is_update = _of(Kind.UPDATE)  # `jax.lax.dynamic_update_slice`
+is_gather = _of(Kind.GATHER)  # `jax.lax.gather`
 
-
-def is_branch(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.cond`, which is `jax.lax.switch` too."""
-    return of(eqn).kind is Kind.BRANCH
-
-
-def is_shard_map(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.shard_map`."""
-    return of(eqn).kind is Kind.SHARD_MAP
-
-
-def is_remat(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.checkpoint`, which takes an open jaxpr."""
-    return of(eqn).kind is Kind.REMAT
-
-
-def is_barrier(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.optimization_barrier`."""
-    return of(eqn).kind is Kind.BARRIER
-
-
-def is_constraint(eqn: JaxprEqn) -> bool:
-    """Whether it says how an array is to be sharded, and computes nothing."""
-    return of(eqn).name == "sharding_constraint"
-
-
-def is_print(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.debug.print`, or a callback that gives nothing."""
-    return of(eqn).kind is Kind.PRINT
-
-
-def is_transfer(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.device_put`."""
-    return of(eqn).kind is Kind.TRANSFER
-
-
-def is_named(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.ad_checkpoint.checkpoint_name`."""
-    return of(eqn).name == "name"
-
-
-def is_cast(eqn: JaxprEqn) -> bool:
-    """Whether an equation casts each element to another dtype."""
-    return of(eqn).name == "convert_element_type"
-
-
-def is_sum(eqn: JaxprEqn) -> bool:
-    """Whether an equation adds two arrays; `add_any` is that of derivatives."""
-    return of(eqn).name in ("add", "add_any")
-
-
-def is_dot(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.dot_general`."""
-    return of(eqn).name == "dot_general"
-
-
-def is_convolution(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.conv_general_dilated`."""
-    return of(eqn).name == "conv_general_dilated"
-
-
-def is_reduction(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a sum, a maximum or the like along axes."""
-    return of(eqn).kind is Kind.REDUCTION
-
-
-def is_product(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a product of matrices, ragged or not, or a convolution."""
-    return of(eqn).kind is Kind.PRODUCT
-
-
-def is_reduce_sum(eqn: JaxprEqn) -> bool:
-    """Whether an equation is the sum over axes."""
-    return of(eqn).name == "reduce_sum"
-
-
-def is_broadcast(eqn: JaxprEqn) -> bool:
-    """Whether an equation spreads an array along more or longer axes."""
-    return of(eqn).name == "broadcast_in_dim"
-
-
-def is_bitcast(eqn: JaxprEqn) -> bool:
-    """Whether an equation reads the bits of an array as another type."""
-    return of(eqn).name == "bitcast_convert_type"
-
-
-def is_random_bits(eqn: JaxprEqn) -> bool:
-    """Whether an equation draws the bits of a random key."""
-    return of(eqn).name == "random_bits"
-
-
-def is_scatter_add(eqn: JaxprEqn) -> bool:
-    """Whether an equation adds rows, or elements, at places in an array."""
-    return of(eqn).name == "scatter-add"
-
-
-def is_dynamic_slice(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.dynamic_slice`."""
-    return of(eqn).name == "dynamic_slice"
-
-
-def is_update(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.dynamic_update_slice`."""
-    return of(eqn).kind is Kind.UPDATE
-
-
-def is_gather(eqn: JaxprEqn) -> bool:
-    """Whether an equation is `jax.lax.gather`."""
-    return of(eqn).kind is Kind.GATHER
+is_scan = _called("scan")  # `jax.lax.scan`
+is_while = _called("while")  # `jax.lax.while_loop`
+# says how an array is to be sharded, and computes nothing
+is_constraint = _called("sharding_constraint")
+is_named = _called("name")  # `jax.ad_checkpoint.checkpoint_name`
+is_cast = _called("convert_element_type")  # casts each element to another dtype
+is_sum = _called("add", "add_any")  # adds two arrays; `add_any` is that of derivatives
+is_dot = _called("dot_general")  # `jax.lax.dot_general`
+is_convolution = _called("conv_general_dilated")  # `jax.lax.conv_general_dilated`
+is_reduce_sum = _called("reduce_sum")  # the sum over axes
+is_broadcast = _called("broadcast_in_dim")  # spreads an array along more or longer axes
+# reads the bits of an array as another type
+is_bitcast = _called("bitcast_convert_type")
+is_random_bits = _called("random_bits")  # draws the bits of a random key
+is_scatter_add = _called("scatter-add")  # adds rows, or elements, at places in an array
+is_dynamic_slice = _called("dynamic_slice")  # `jax.lax.dynamic_slice`

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from jaxmem import _compat
-from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._kept import definition_of
-from jaxmem.linting._subject import LEAST, Finding, Subject, array, levels, place
+from jaxmem.linting._subject import LEAST, Finding, Subject, array, place, scans
 
 
 def stacked_as_read(subject: Subject) -> Iterator[Finding]:
@@ -16,10 +15,8 @@ def stacked_as_read(subject: Subject) -> Iterator[Finding]:
     parameters included, as `nnx.scan` over an `nnx.remat` does. What jax sees is handed
     on without a copy; it does not look into a `jax.checkpoint` or another call.
     """
-    for level in levels(subject.live):
-        for eqn in level.graph.eqns:
-            if primitives.is_scan(eqn):
-                yield from _findings(level, eqn)
+    for level, eqn in scans(subject.live):
+        yield from _findings(level, eqn)
 
 
 def _findings(level, eqn) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._kept import definition_of
 from jaxmem.linting._subject import (
@@ -14,8 +13,8 @@ from jaxmem.linting._subject import (
     Subject,
     SubjectLevel,
     array,
-    levels,
     place,
+    scans,
 )
 
 
@@ -30,10 +29,8 @@ class _StackedValue:
 
 def stacked_twice(subject: Subject) -> Iterator[Finding]:
     """Finds a carry stacked both before and after an iteration, or any value twice."""
-    for level in levels(subject.live):
-        for eqn in level.graph.eqns:
-            if primitives.is_scan(eqn):
-                yield from _findings(level, eqn)
+    for level, eqn in scans(subject.live):
+        yield from _findings(level, eqn)
 
 
 def _findings(level: SubjectLevel, eqn) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from jaxmem.ir import primitives
 from jaxmem.ir.scans import size_of, ys_of
-from jaxmem.linting._subject import LEAST, Finding, Subject, array, levels, place
+from jaxmem.linting._subject import LEAST, Finding, Subject, array, place, scans
 
 
 def stacked_wide(subject: Subject) -> Iterator[Finding]:
@@ -13,10 +13,8 @@ def stacked_wide(subject: Subject) -> Iterator[Finding]:
     So it is where scanned layers are initialised in float32 and cast afterwards: the
     weights are there in both dtypes.
     """
-    for level in levels(subject.live):
-        for eqn in level.graph.eqns:
-            if primitives.is_scan(eqn):
-                yield from _findings(level, eqn)
+    for level, eqn in scans(subject.live):
+        yield from _findings(level, eqn)
 
 
 def _findings(level, eqn) -> Iterator[Finding]:

@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from jaxmem.memory.buffers.shapes import integers
+
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(.*)")
 _VALUE = re.compile(
     r"\s*value: <\d+ ([^\s{]+)(?:\{([\d,]*)\})?(?: \(phi\))? @(\d+)>"
@@ -63,7 +65,8 @@ def parse_buffer_assignment(text: str) -> list[Allocation]:
         if line.startswith(" value:"):
             if allocations and (match := _VALUE.match(line)):
                 name, index, _, size, offset, shape = match.groups()
-                value = BufferValue(name, _index(index), int(size), int(offset), shape)
+                place = integers(index or "")
+                value = BufferValue(name, place, int(size), int(offset), shape)
                 allocations[-1].values.append(value)
         elif line.startswith("allocation "):
             allocations.append(_allocation(line))
@@ -104,7 +107,7 @@ def parse_live_range(text: str) -> LiveRanges:
             break
         if match := _RANGE.match(line):
             name, index, start, end = match.groups()
-            ranges[name, _index(index)] = int(start), int(end)
+            ranges[name, integers(index or "")] = int(start), int(end)
         elif match := _STEP.match(line):
             sequence.append(match.group(2))
     return LiveRanges(tuple(sequence), ranges)
@@ -142,7 +145,3 @@ def _allocation(line: str) -> Allocation:
         live_out=live_out,
         color=int(color.group(1)) if color else 0,
     )
-
-
-def _index(text: str | None) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",")) if text else ()

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from jaxmem.memory.buffers.shapes import integers
+
 Labels = tuple[int, ...]
 
 _LISTS = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})?\}")
@@ -35,13 +37,13 @@ def labels_of(keys: Sequence[Hashable]) -> Labels:
 def groups_of(attributes: str, devices: int) -> tuple[tuple[int, ...], ...] | None:
     """The groups of devices that a collective joins; None where the text is unknown."""
     if found := _GROUP_TILES.search(attributes):
-        sizes, ids = _numbers(found[1]), _tiled(*found.groups())
+        sizes, ids = integers(found[1]), _tiled(*found.groups())
         return tuple(tuple(map(int, row)) for row in ids.reshape(sizes[0], -1))
     if found := _GROUP_MESH.search(attributes):
         return _of_mesh(*found.groups())
     if found := _LISTS.search(attributes):
         lists = re.findall(r"\{([\d, ]*)\}", found[1] or "")
-        groups = tuple(group for text in lists if (group := _numbers(text)))
+        groups = tuple(group for text in lists if (group := integers(text)))
         return groups or (tuple(range(devices)),)
     return None
 
@@ -72,9 +74,9 @@ def shards_of(attributes: str, rank: int, devices: int) -> tuple[Labels, ...] | 
 
 def _of_tiles(found: re.Match[str], rank: int, devices: int):
     tile, source, order, listed, ids = found.groups()
-    sizes = _numbers(tile or listed)
+    sizes = integers(tile or listed)
     if listed:
-        placed = np.array(_numbers(ids)).reshape(sizes)
+        placed = np.array(integers(ids)).reshape(sizes)
     else:
         placed = _tiled(tile, source, order)
     if placed.size != devices or len(sizes) < rank:
@@ -112,7 +114,7 @@ def _mesh(axes: str, order: str | None) -> tuple[dict[str, int], np.ndarray]:
     if order and (tiled := _ORDER.match(order)):
         return names, _tiled(",".join(map(str, sizes)), *tiled.groups())
     count = int(np.prod(sizes))
-    ids = _numbers(order) if order else range(count)
+    ids = integers(order) if order else range(count)
     return names, np.array(ids).reshape(sizes)
 
 
@@ -142,12 +144,8 @@ def _coordinates(
 
 def _tiled(sizes: str, source: str, order: str | None) -> np.ndarray:
     """`[sizes]<=[source]T(order)`: the numbers from 0 on, turned and cut."""
-    dims = _numbers(source)
+    dims = integers(source)
     ids = np.arange(int(np.prod(dims))).reshape(dims)
     if order:
-        ids = ids.transpose(_numbers(order))
-    return ids.reshape(_numbers(sizes))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n.strip())
+        ids = ids.transpose(integers(order))
+    return ids.reshape(integers(sizes))

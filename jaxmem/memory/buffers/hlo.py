@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jaxmem.memory.buffers.shapes import elements_of
+from jaxmem.memory.buffers.shapes import elements_of, integers
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CALLED = re.compile(
@@ -63,6 +63,11 @@ class Instruction:
         return tuple(
             n.lstrip("%") for g in groups for n in re.findall(r"%?[\w.\-]+", g)
         )
+
+    def listed(self, name: str) -> tuple[int, ...]:
+        """The numbers of an attribute, as in `dimensions={0,2}`."""
+        found = re.search(rf"(?<!\w){name}=\{{([\d,]*)\}}", self.attributes)
+        return integers(found.group(1)) if found else ()
 
     @cached_property
     def metadata(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ The compiler chooses the order of the axes and the tiles: only its own text tell
 import re
 from dataclasses import dataclass
 
-from jaxmem.memory.buffers.shapes import arrays_of
+from jaxmem.memory.buffers.shapes import arrays_of, integers
 
 _LAYOUT = re.compile(r"\]\{([\d,]*):(T\(([\d,]+)\)[^}]*)\}")
 _ELSEWHERE = re.compile(r"S\(\d+\)")
@@ -50,8 +50,7 @@ def padded_axes(sizes: tuple[int, ...], layout: str) -> tuple[PaddedAxis, ...]:
     found = _LAYOUT.search(f"[]{layout}")
     if not found:
         return ()
-    minor_first = [int(n) for n in found.group(1).split(",") if n]
-    tile = [int(n) for n in found.group(3).split(",")]
+    minor_first, tile = map(integers, found.group(1, 3))
     pairs = zip(minor_first, reversed(tile), strict=False)
     up = lambda size, unit: -(-size // unit) * unit
     axes = (PaddedAxis(axis, sizes[axis], up(sizes[axis], n)) for axis, n in pairs)

@@ -43,6 +43,11 @@ class HloArray:
         return -(-self.elements * self.bits // 8)
 
 
+def integers(text: str) -> tuple[int, ...]:
+    """The numbers of a list such as `2,4`, which may be empty."""
+    return tuple(int(n) for n in text.split(",") if n.strip())
+
+
 @lru_cache(maxsize=4096)
 def arrays_of(shape: str) -> tuple[HloArray, ...]:
     """The arrays of a shape, those of inner tuples too; none of a token."""
@@ -70,5 +75,4 @@ def elements_of(shape: str) -> tuple[str, ...]:
 def _array(match: re.Match[str]) -> HloArray:
     kind, rest, sizes, layout = match.groups()
     space = _SPACE.search(layout or "")
-    axes = tuple(int(n) for n in sizes.split(",") if n)
-    return HloArray(kind + rest, axes, int(space.group(1)) if space else 0)
+    return HloArray(kind + rest, integers(sizes), int(space.group(1)) if space else 0)

@@ -19,6 +19,7 @@ from jaxmem.ir.host_slices import AFFECTED
 from jaxmem.memory.buffers.assignment import HOST
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.integers import Integers
+from jaxmem.memory.buffers.shapes import integers
 from jaxmem.memory.buffers.trips import loops_around, trips
 
 _MARK = '"dynamic_slice_config":'
@@ -26,7 +27,6 @@ _MARK = '"dynamic_slice_config":'
 _LINE = re.compile(_MARK + r'\{(?:[^{}]*"linear":\{)?([^{}]*)\}')
 _NUMBER = re.compile(r'"(byte_\w+)":"?(-?\d+)')
 _SHAPE = re.compile(r"[a-z]+(\d*)[a-z\d]*\[([\d,]*)\](?:\{([\d,]*))?")
-_SIZES = re.compile(r"dynamic_slice_sizes=\{([\d,]*)\}")
 _ON_HOST = f"S({HOST})"
 
 
@@ -110,9 +110,9 @@ def _array(text: str) -> _Array:
     found = _SHAPE.match(text)
     assert found is not None, text
     bits, sizes, order = found.groups()
-    shape = _integers(sizes)
+    shape = integers(sizes)
     strides, step = [0] * len(shape), int(bits or 8)
-    for axis in _integers(order or ""):
+    for axis in integers(order or ""):
         strides[axis] = step
         step *= shape[axis]
     return _Array(shape, tuple(strides))
@@ -124,16 +124,10 @@ def _sizes(hlo: Hlo, made: Instruction) -> tuple[int, ...]:
         update = hlo.instruction(made.operands[1])
         assert update is not None
         return _array(update.shape).shape
-    found = _SIZES.search(made.attributes)
-    assert found is not None
-    return _integers(found.group(1))
+    return made.listed("dynamic_slice_sizes")
 
 
 def _offset(at: Sequence[int], ends: Sequence[int], array: _Array) -> int:
     """In bytes; XLA keeps a slice inside of the array."""
     inside = (min(max(0, i), end) for i, end in zip(at, ends, strict=True))
     return sum(i * n for i, n in zip(inside, array.strides, strict=True)) // 8
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
 from jaxmem.memory.report.data import ReportData, fits_its_chip
 from jaxmem.memory.report.sent import sent_by_kind
 from jaxmem.memory.time.result import milliseconds
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, aligned
 
 _SHOWN = 16  # rows of a section that are printed
 HEAD = ("", "before", "after", "difference", "%")
@@ -99,11 +99,11 @@ class ReportComparison(SavedResult):
 
     def __str__(self) -> str:
         table = [HEAD, *(row for _, rows in self._shown() for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [f"before: {self.before}", f"after:  {self.after}", ""]
-        lines.append(_aligned(HEAD, widths))
+        head, *body = (f"  {line}" for line in aligned(table, range(1, len(HEAD))))
+        lines = [f"before: {self.before}", f"after:  {self.after}", "", head]
         for title, rows in self._shown():
-            lines += [title, *(_aligned(row, widths) for row in rows)]
+            lines += [title, *body[: len(rows)]]
+            body = body[len(rows) :]
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
@@ -209,12 +209,6 @@ def compared(
     names = dict.fromkeys([*before, *after])
     rows = [ComparedRow(n, before.get(n, 0), after.get(n, 0)) for n in names]
     return tuple(sorted(rows, key=lambda r: (-abs(r.difference), -r.before)))
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    name, *numbers = row
-    cells = (c.rjust(w) for c, w in zip(numbers, widths[1:], strict=True))
-    return f"  {name.ljust(widths[0])}  {'  '.join(cells)}".rstrip()
 
 
 def _as_html(comparison: ReportComparison) -> Any:

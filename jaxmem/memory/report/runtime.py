@@ -1,7 +1,6 @@
 """What a device has measured, beside the estimate of a report."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_type
 from jaxmem.memory.report.data import ReportData
-from jaxmem.pages import SavedResult, aligned
+from jaxmem.pages import PlainResult, aligned
 
 _HEAD = ("", "bytes", "what it says")
 
 
 @dataclass(frozen=True)
-class RuntimeMemory(SavedResult):
+class RuntimeMemory(PlainResult):
     """What `report.runtime()` returns; prints as a table.
 
     The device's figures are those of its allocator, in bytes, for everything that this
@@ -65,10 +64,6 @@ class RuntimeMemory(SavedResult):
             self.bytes_in_use,
             self.largest_free_block_bytes,
         )
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
         lines = [f"  {line}" for line in aligned([*self._rows()], numbers=[1])]

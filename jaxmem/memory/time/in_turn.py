@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxmem.cost.kernel import Access
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.reading import elements_of, inside, numbers
+from jaxmem.memory.time.reading import elements_of, inside
 
 _SIDE = 32  # columns of a block, and rows that it takes at once
 _CACHED = 0.2  # of a load's time, where the operand is small
@@ -43,7 +43,7 @@ def reductions(hlo: Hlo, made: Instruction) -> list[Reduction]:
 
 def _reduction(hlo: Hlo, made: Instruction) -> Reduction:
     sizes = arrays_of(hlo.shape_of(made.operands[0]))[0].sizes
-    summed = [axis for axis in numbers("dimensions", made) if sizes[axis] > 1]
+    summed = [axis for axis in made.listed("dimensions") if sizes[axis] > 1]
     rows = math.prod(sizes[axis] for axis in summed)
     inner = math.prod(sizes[max(summed, default=-1) + 1 :])
     return Reduction(math.prod(sizes), rows, inner)
@@ -76,7 +76,7 @@ def heaps(made: Instruction) -> Access:
 
 def sorted_rows(made: Instruction) -> Access:
     """Pairs are compared in one stage after another, a row in one block or several."""
-    sizes, (axis,) = arrays_of(made.shape)[0].sizes, numbers("dimensions", made)
+    sizes, (axis,) = arrays_of(made.shape)[0].sizes, made.listed("dimensions")
     length = sizes[axis]
     steps = math.ceil(math.log2(max(2, length)))
     blocks = math.prod(sizes) // length * math.ceil(length / (2 * _PAIRS))

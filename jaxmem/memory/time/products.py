@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -39,22 +39,17 @@ def _operand(hlo: Hlo, made: Instruction, k: int) -> HloArray:
 
 
 def _dot(hlo: Hlo, made: Instruction) -> Product:
-    axes = lambda name: _axes(made.attributes, name)
-    return _by_axes(hlo, made, axes("lhs_contracting_dims"), axes("lhs_batch_dims"))
+    summed, batch = map(made.listed, ("lhs_contracting_dims", "lhs_batch_dims"))
+    return _by_axes(hlo, made, summed, batch)
 
 
-def _by_axes(hlo: Hlo, made: Instruction, summed: list[int], batch: list[int]):
+def _by_axes(hlo: Hlo, made: Instruction, summed: Sequence[int], batch: Sequence[int]):
     """The product of two operands, from the axes of the first."""
     lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
     k, many = (math.prod(lhs.sizes[i] for i in of) for of in (summed, batch))
     wide = max(lhs, rhs, key=lambda array: array.bits)
     m, n = lhs.elements // max(1, k * many), rhs.elements // max(1, k * many)
     return Product(many, m, n, k, wide.bits, wide.dtype)
-
-
-def _axes(attributes: str, name: str) -> list[int]:
-    found = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
-    return [int(i) for i in found.group(1).split(",") if i] if found else []
 
 
 def _convolution(hlo: Hlo, made: Instruction) -> Product:

@@ -18,12 +18,6 @@ def inside(hlo: Hlo, made: Instruction) -> Iterator[Instruction]:
         yield from hlo.body(called)
 
 
-def numbers(name: str, made: Instruction) -> list[int]:
-    """The list of an attribute, as in `dimensions={0,2}`."""
-    found = re.search(rf"{name}=\{{([\d,]*)\}}", made.attributes)
-    return [int(n) for n in found.group(1).split(",") if n] if found else []
-
-
 def layout(shape: str) -> list[int]:
     """The axes of an array, that of neighbours in memory last."""
     found = re.search(r"\{([\d,]+)", shape)

@@ -6,7 +6,7 @@ order of what it transposes; what is transposed beside that is read element by e
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.reading import elements_of, layout, numbers
+from jaxmem.memory.time.reading import elements_of, layout
 
 _MOVES = ("transpose", "reduce", "copy")  # the latter two by the layout of a result
 LARGE = 2**18  # elements of an array that does not stay in the L1 cache
@@ -45,7 +45,8 @@ def strided(hlo: Hlo, made: Instruction, tiles: bool) -> int:
 
 def _turns(hlo: Hlo, made: Instruction) -> bool:
     """Whether neighbours in memory are others than before, single elements aside."""
-    shape = hlo.shape_of(made.operands[0]) if made.opcode == "transpose" else made.shape
-    order = numbers("dimensions", made) if made.opcode == "transpose" else layout(shape)
+    turns = made.opcode == "transpose"
+    shape = hlo.shape_of(made.operands[0]) if turns else made.shape
+    order = made.listed("dimensions") if turns else layout(shape)
     real = [axis for axis in order if arrays_of(shape)[0].sizes[axis] > 1]
     return bool(real) and real[-1] != max(real)

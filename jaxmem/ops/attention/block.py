@@ -107,7 +107,7 @@ def _over_queries(p, x, kv_heads: int):
     )
 
 
-def _to_times_first(x):
+def to_times_first(x):
     """[b, n, t] to [b, t, n, 1]."""
     return jnp.swapaxes(x, 1, 2)[..., None]
 
@@ -149,7 +149,7 @@ def forward(rules: Rules, place: BlockPosition, q, k, v, bias, extras: Extras):
         p = jnp.where(keep, p, _zero(place, p))
     # divided after the product: one pass less over the block
     o = _over_keys(p.astype(v.dtype), v)
-    o = o / _to_times_first(total * (1.0 - rules.rate))
+    o = o / to_times_first(total * (1.0 - rules.rate))
     o = _queries_inside(place, extras, o.astype(q.dtype))
     # Apart: a huge maximum, as of a row masked by a bias of -1e9, would swallow the
     # logarithm in a sum (log-sum-exp).

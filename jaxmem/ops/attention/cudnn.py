@@ -62,7 +62,7 @@ def forward(
     form, length = form_of(rules, extras), k.shape[1]
     live = _seeing(form, q, extras)
     zero = jnp.zeros((), q.dtype)
-    asked = q if live is None else jnp.where(_by_query(live), q, zero)
+    asked = q if live is None else jnp.where(block.to_times_first(live), q, zero)
     arrays = {"q": _padded(asked), "k": _padded(k), "v": _padded(v)}
     found = {**arrays, "kv_len": _lengths(form, extras, length)}
     o, total = _forward(form, rules.scale, sharded)(found)
@@ -85,7 +85,7 @@ def backward(
     zero, total = jnp.zeros((), q.dtype), saved["top"] + saved["log_total"]
     asked, g = q, _of_queries(extras, g)
     if live is not None:
-        asked = jnp.where(_by_query(live), q, zero)
+        asked = jnp.where(block.to_times_first(live), q, zero)
         # queries are zeros there, and so are all logits
         total = jnp.where(live, total, jnp.log(float(length)))
     arrays = {"q": asked, "k": k, "v": saved["v"], "o": saved["o"], "g": g}
@@ -94,7 +94,7 @@ def backward(
     grads = _backward(form, rules.scale, sharded)(found)
     grads = {name: x[..., : q.shape[-1]] for name, x in grads.items()}
     if live is not None:
-        grads["q"] = jnp.where(_by_query(live), grads["q"], zero)
+        grads["q"] = jnp.where(block.to_times_first(live), grads["q"], zero)
     return {name: grads[name] for name in sorted(wanted)}
 
 
@@ -114,11 +114,6 @@ def _of_queries(extras: Extras, x):
         return x
     inside = block.inside(jnp.arange(x.shape[1]), extras.q_len)
     return jnp.where(inside[..., None, None], x, jnp.zeros((), x.dtype))
-
-
-def _by_query(live):
-    """[b, n, t] to [b, t, n, 1]."""
-    return jnp.swapaxes(live, 1, 2)[..., None]
 
 
 def _lengths(form: CudnnForm, extras: Extras, length: int):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxmem._checks import check_callable, check_key, check_numbers, wrong_value
+from jaxmem.ir.jaxprs import exchanged
 from jaxmem.ops.codes.quantization import Quantization
 from jaxmem.ops.codes.stored import (
     Rng,
@@ -140,10 +141,7 @@ def _arrays(args: tuple, kwargs: dict, places: set[int]):
         )
 
     def rebuild(xs):
-        full = list(leaves)
-        for i, x in zip(found, xs, strict=True):
-            full[i] = x
-        return jax.tree.unflatten(tree, full)
+        return jax.tree.unflatten(tree, exchanged(leaves, found, xs))
 
     return [(leaves[i], owners[i] in places) for i in found], rebuild
 

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Key, UInt32
 
 from jaxmem import _compat
 from jaxmem._checks import check_array, check_key, wrong_type
+from jaxmem.ir.jaxprs import exchanged
 from jaxmem.ops.codes.quantization import (
     Quantization,
     SaveLike,
@@ -246,12 +247,7 @@ def linearized_at(
                 for x, k, like in zip(plain, kept, likes, strict=True)
             ]
 
-            def some(*xs):
-                full = list(at)
-                for i, x in zip(wanted, xs, strict=True):
-                    full[i] = x
-                return fn(*full)
-
+            some = lambda *xs: fn(*exchanged(at, wanted, xs))
             return jax.jvp(some, [at[i] for i in wanted], dots)[1]
 
         # A checkpoint keeps what its derivative needs: of a frozen argument nothing.

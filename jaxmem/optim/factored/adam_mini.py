@@ -9,13 +9,13 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem._paths import check_selection
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.factored import blocks as blocks_
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number
 from jaxmem.optim.factored.leaves import (
     check_real,
-    check_selection,
     check_shape,
     layer_axes,
     map_leaves,

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_numbers, wrong_type, wrong_value
-from jaxmem._paths import check_matched, matches, paths_and_leaves
-from jaxmem.optim.factored.leaves import selection
+from jaxmem._paths import check_matched, matches, paths_and_leaves, selection
 
 Counts = tuple[int, ...]
 _ALLOWED = "a dict from path patterns to numbers of blocks along each axis of a layer"

@@ -10,12 +10,12 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool
+from jaxmem._paths import check_selection
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.factored import moments
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number, pair
 from jaxmem.optim.factored.leaves import (
     check_real,
-    check_selection,
     check_shape,
     layer_axes,
     map_leaves,

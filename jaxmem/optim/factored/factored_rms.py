@@ -9,15 +9,11 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_bool, check_int
+from jaxmem._paths import check_selection
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.factored import moments
 from jaxmem.optim.factored.arguments import number
-from jaxmem.optim.factored.leaves import (
-    check_real,
-    check_selection,
-    layer_axes,
-    map_leaves,
-)
+from jaxmem.optim.factored.leaves import check_real, layer_axes, map_leaves
 
 WHO = "the factored root mean square"
 

@@ -14,31 +14,8 @@ import optax
 from jaxtyping import PyTree
 
 from jaxmem._checks import shown
-from jaxmem._paths import (
-    check_bools,
-    paths_and_leaves,
-    selected,
-    selectors,
-    spread_bools,
-)
+from jaxmem._paths import selection
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
-
-ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
-
-
-def check_selection(name: str, given: Any) -> None:
-    """TypeError for what selects no leaves; None is fine."""
-    if given is not None and selectors(given) is None:
-        check_bools(name, given, ALLOWED)
-
-
-def selection(name: str, given: Any, tree: PyTree) -> list[bool]:
-    """For each leaf whether `given` selects it."""
-    patterns = selectors(given)
-    if patterns is None:
-        return spread_bools(name, tree, given, ALLOWED)
-    ask = lambda fn, path, leaf: fn(path)
-    return selected(name, paths_and_leaves(tree), patterns, ask)
 
 
 def layer_axes(who: str, stacked: Any, tree: PyTree) -> list[int]:

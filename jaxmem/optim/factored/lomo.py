@@ -8,10 +8,11 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool
+from jaxmem._paths import check_selection
 from jaxmem.optim._adama_arguments import check_rate
 from jaxmem.optim.factored.arguments import decayed, decayed_rate, number, pair
 from jaxmem.optim.factored.factored_rms import scale_by_factored_rms
-from jaxmem.optim.factored.leaves import check_selection, widened
+from jaxmem.optim.factored.leaves import widened
 from jaxmem.optim.factored.rms import clip_by_layer_rms, scale_by_layer_rms
 
 ADALOMO = "AdaLomo"

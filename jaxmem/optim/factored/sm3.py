@@ -9,13 +9,13 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
+from jaxmem._paths import check_selection
 from jaxmem.optim._adama_arguments import check_rate
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.factored.arguments import number
 from jaxmem.optim.factored.leaves import (
     check_real,
-    check_selection,
     check_shape,
     layer_axes,
     map_leaves,

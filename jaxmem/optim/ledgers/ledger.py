@@ -1,7 +1,5 @@
 """Bytes of weights, gradients and optimizer state, as a table and a picture."""
 
-import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
@@ -11,11 +9,11 @@ from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_value
 from jaxmem.optim.ledgers.plot import plot_ledger
 from jaxmem.optim.ledgers.row import PARTS, LedgerRow
-from jaxmem.pages import SavedResult, aligned
+from jaxmem.pages import PlainResult, aligned
 
 
 @dataclass(frozen=True)
-class Ledger(SavedResult):
+class Ledger(PlainResult):
     """Bytes of weights, gradients, and optimizer state; prints as a table.
 
     Attributes:
@@ -73,10 +71,6 @@ class Ledger(SavedResult):
         for row in self._cells():
             table.add_row(*row)
         return table
-
-    def to_json(self, indent: int | None = None) -> str:
-        """All fields as JSON text; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def _html(self) -> tuple[str, Any]:
         from jaxmem.pages import page

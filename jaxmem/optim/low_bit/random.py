@@ -24,8 +24,8 @@ def seed_of(path: Any, seed: Any, *counts: Any) -> UInt32[Array, ""]:
     name = zlib.crc32(jax.tree_util.keystr(path).encode())
     mixed = jnp.asarray(seed, jnp.uint32) + jnp.uint32(name)
     for count in counts:
-        mixed = _mix(mixed * jnp.uint32(_GOLDEN) + jnp.asarray(count, jnp.uint32))
-    return _mix(mixed)
+        mixed = mix(mixed * jnp.uint32(_GOLDEN) + jnp.asarray(count, jnp.uint32))
+    return mix(mixed)
 
 
 def counter_bits(
@@ -40,9 +40,9 @@ def counter_bits(
         leaf. By default the index along the first axis.
     """
     if not shape:
-        return _mix(seed)
+        return mix(seed)
     lead = lax.iota(jnp.uint32, shape[0]) if lead is None else lead
-    rows = _mix(lead * jnp.uint32(_GOLDEN) + jnp.broadcast_to(seed, lead.shape))
+    rows = mix(lead * jnp.uint32(_GOLDEN) + jnp.broadcast_to(seed, lead.shape))
     rows = lax.broadcast_in_dim(rows, shape, tuple(range(rows.ndim)))
     if rows.ndim == lead.ndim:
         return rows
@@ -50,7 +50,7 @@ def counter_bits(
     for axis in range(lead.ndim, len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
         index = index + lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
-    return _mix(index ^ rows)
+    return mix(index ^ rows)
 
 
 def uniform(bits: UInt32[Array, "*s"]) -> Float32[Array, "*s"]:
@@ -58,7 +58,7 @@ def uniform(bits: UInt32[Array, "*s"]) -> Float32[Array, "*s"]:
     return (bits >> 8).astype(jnp.float32) * 2.0**-24
 
 
-def _mix(x):
+def mix(x):
     """A bijection of 32 bits in which each bit depends on all (lowbias32)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)

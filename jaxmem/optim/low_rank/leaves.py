@@ -9,15 +9,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxmem._checks import shown, wrong_type
-from jaxmem._paths import (
-    check_bools,
-    paths_and_leaves,
-    selected,
-    selectors,
-    spread_bools,
-)
-
-_ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
+from jaxmem._paths import check_selection, selection
 
 
 class ChosenLeaf(NamedTuple):
@@ -49,8 +41,7 @@ class Leaves:
 
 def check_projected(name: str, projected: Any) -> Any:
     """TypeError for what is neither None nor a choice of leaves."""
-    if projected is not None and selectors(projected) is None:
-        check_bools(f"{name}: projected", projected, _ALLOWED)
+    check_selection(f"{name}: projected", projected)
     return projected
 
 
@@ -82,12 +73,7 @@ def leaves_of(name: str, tree: Any, projected: Any, rank: int) -> Leaves:
 def _chosen(name: str, tree, projected) -> list[bool]:
     if projected is None:
         return [x.ndim >= 2 for x in jax.tree.leaves(tree)]
-    who = f"{name}: projected"
-    given = selectors(projected)
-    if given is None:
-        return spread_bools(who, tree, projected, _ALLOWED)
-    ask = lambda fn, path, leaf: fn(path)
-    return selected(who, paths_and_leaves(tree), given, ask)
+    return selection(f"{name}: projected", projected, tree)
 
 
 def _check_floating(name: str, path: str, x) -> None:

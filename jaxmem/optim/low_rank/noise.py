@@ -7,10 +7,11 @@ same for a whole stack of layers and for one layer in a scan, and on any shardin
 import math
 import zlib
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, Int32, UInt32
+
+from jaxmem.optim.low_bit.random import mix
 
 _GOLDEN = 0x9E3779B9  # 2**32 / golden ratio, which spreads consecutive numbers
 
@@ -30,12 +31,12 @@ def seeds_of(
       One number a matrix.
     """
     leaf = jnp.uint32(zlib.crc32(f"{seed}:{path}".encode()))
-    leaf = _mixed(leaf ^ (index.astype(jnp.uint32) * jnp.uint32(_GOLDEN)))
+    leaf = mix(leaf ^ (index.astype(jnp.uint32) * jnp.uint32(_GOLDEN)))
     place = jnp.zeros(batch, jnp.uint32)
     for axis, size in enumerate(batch):
         along = lax.broadcasted_iota(jnp.uint32, batch, axis)
         place = place * jnp.uint32(size) + along
-    return _mixed(place + jnp.broadcast_to(leaf, batch))
+    return mix(place + jnp.broadcast_to(leaf, batch))
 
 
 def gaussian(
@@ -50,15 +51,7 @@ def gaussian(
     place = lax.broadcast_in_dim(place, shape, (seeds.ndim, seeds.ndim + 1))
     seed = lax.broadcast_in_dim(seeds, shape, axes)
     # two rounds: one would make the matrices of two seeds permutations of each other
-    bits = _mixed(_mixed(place ^ seed) + seed * jnp.uint32(_GOLDEN))
+    bits = mix(mix(place ^ seed) + seed * jnp.uint32(_GOLDEN))
     # 23 bits and a half are exact in float32, and never 0 or 1
     uniform = (bits >> 9).astype(jnp.float32) * 2.0**-22 + (2.0**-23 - 1)
     return math.sqrt(2) * lax.erf_inv(uniform)
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which each bit of `x` flips half of the others."""
-    # The constants are those of the public-domain hash "lowbias32".
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)

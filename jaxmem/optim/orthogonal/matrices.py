@@ -9,7 +9,7 @@ from jax.tree_util import keystr
 from jaxtyping import PyTree
 
 from jaxmem._checks import shown, wrong_type
-from jaxmem.optim.factored.leaves import selection
+from jaxmem._paths import selection
 
 _ALLOWED = (
     "optax.contrib.MuonDimensionNumbers, None, a tree of these with the structure of "

@@ -20,9 +20,10 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
+from jaxmem._paths import check_selection
 from jaxmem.optim._adama_arguments import check_mask, check_rate
 from jaxmem.optim.factored.arguments import decay, decayed, number
-from jaxmem.optim.factored.leaves import check_real, check_selection
+from jaxmem.optim.factored.leaves import check_real
 from jaxmem.optim.low_bit.adam import adamw
 from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit
 from jaxmem.optim.orthogonal.matrices import axes_of_leaves, check_numbers_of

@@ -136,4 +136,4 @@ def _written_out(closed):
         remat = primitives.is_remat(eqn)
         return opened(eqn, args, rule) if remat or is_plain_call(eqn) else None
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
 
 import numpy as np
 
-from jaxmem._remedies import missing_package
+from jaxmem._bytes import axis_unit
+from jaxmem.pages import import_figure
 from jaxmem.planning.layout.buffers import Buffer
 
 _EDGES = 2000  # buffers above which outlines would cover the picture
@@ -23,22 +23,24 @@ def plot_layout(
     buffers = [b for b in buffers if b.size]
     if not buffers:
         raise ValueError("nothing to draw: no buffer has any bytes")
-    figure_class, collection, colours = _import_matplotlib()
+    figure = import_figure()(figsize=(10, 5.2), layout="constrained")
+    from matplotlib import colormaps
+    from matplotlib.collections import PolyCollection
+
     low = np.array([offsets[b.id] for b in buffers], float)
     high = low + [b.size for b in buffers]
     left = np.array([b.lower for b in buffers], float)
     right = np.array([b.upper for b in buffers], float)
-    scale, unit = _unit(height)
+    scale, unit = axis_unit(height)
     corners = [(left, low), (left, high), (right, high), (right, low)]
     shapes = np.stack([np.stack([x, y / scale], axis=1) for x, y in corners], axis=1)
-    figure = figure_class(figsize=(10, 5.2), layout="constrained")
     axes = figure.add_subplot()
     width = 0.3 if len(buffers) <= _EDGES else 0.0
-    rectangles = collection(shapes, linewidths=width, edgecolors="#30343b")
+    rectangles = PolyCollection([*shapes], linewidths=width, edgecolors="#30343b")
     # Long-lived buffers are dark.
     life = np.log(right - left)
     share = (life - life.min()) / max(np.ptp(life), 1e-9)
-    rectangles.set_facecolor(colours(1 - 0.9 * share))
+    rectangles.set_facecolor(colormaps["viridis"](1 - 0.9 * share))
     axes.add_collection(rectangles)
     axes.axhline(load / scale, color="#d62728", linewidth=1, linestyle="--")
     axes.set(
@@ -50,21 +52,3 @@ def plot_layout(
         f"alive at once (dashed) {load / scale:,.4g}",
     )
     figure.savefig(path, dpi=150)
-
-
-def _import_matplotlib() -> tuple[Any, Any, Any]:
-    """Figure, PolyCollection and a colour map, without pyplot's global state."""
-    try:
-        from matplotlib import colormaps
-        from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("drawing", "matplotlib>=3.9") from error
-    return Figure, PolyCollection, colormaps["viridis"]
-
-
-def _unit(most: int) -> tuple[int, str]:
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if most >= 1024**power:
-            return 1024**power, unit
-    return 1, "bytes"

@@ -12,8 +12,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
+from jaxmem.ir import primitives
+from jaxmem.ir.graph import (
+    JaxprGraph,
+    Values,
+    done_otherwise,
+    is_transposed,
+    with_bodies,
+)
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.ir.shards import InputShardings, asked_by, of_spec
@@ -26,7 +32,7 @@ from jaxmem.scheduling._searched import Searched, SearchedStep
 _TIMES = 2
 
 
-Bodies = dict[int, Callable]  # position of a scan -> what is done in its place
+Bodies = dict[int, list[Any]]  # position of a scan -> its new body
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class ProductsThatShrinkFirst(Searched[ShrinkFirst, Bodies]):
             return
         shardings = shardings_in(level.jaxpr, level.shardings)
         bodies = {
-            i: partial(_with_body, eqn, body)
+            i: [body]
             for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns)
             if primitives.is_scan(eqn) and is_transposed(eqn)
             if (body := _fenced(eqn.params["jaxpr"], shardings.body(eqn))) is not None
@@ -58,7 +64,7 @@ class ProductsThatShrinkFirst(Searched[ShrinkFirst, Bodies]):
             yield bodies
 
     def apply(self, level: Level, rewrite: Bodies):
-        return done_otherwise(level.jaxpr, JaxprGraph(level.jaxpr), rewrite)
+        return with_bodies(level.jaxpr, JaxprGraph(level.jaxpr), rewrite)
 
     def free(self, step: SearchedStep) -> Iterator[ShrinkFirst]:
         if step.named:  # names cannot say it
@@ -67,10 +73,6 @@ class ProductsThatShrinkFirst(Searched[ShrinkFirst, Bodies]):
         made = step.traced.rewritten(Choice(step.target, (enabled,)))
         if made.did(ShrinkFirst):
             yield enabled
-
-
-def _with_body(eqn, body, values: Values) -> list[Any]:
-    return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
 
 
 def _fenced(body, given: InputShardings | None):

@@ -48,7 +48,7 @@ def with_dilated_inputs(closed, tpu: bool):
         without = {"lhs_dilation": (1,) * len(none), "padding": none}
         return _compat.bind(eqn, [made[key][0], kernel], eqn.params | without)
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)
 
 
 def _has_dilated_input(eqn) -> bool:

@@ -31,7 +31,7 @@ def written_out(closed, duplicates: bool = False):
             made[key] = _compat.bind(eqn, args), args
         return made[key][0]
 
-    flat = jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    flat = jaxprs.rewritten(closed, rule)
     return _compat.without_dead_code(flat)
 
 

@@ -120,7 +120,7 @@ def _with_barriers(closed, places: Set[int]):
             return None
         return _compat.bind(eqn, args, {**eqn.params, "prevent_cse": True})
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)
 
 
 def _casts(level: Level, graph: JaxprGraph) -> Iterator[Casts]:

@@ -6,11 +6,10 @@ Between them the passes that recompute residuals decide for each operation of a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from jaxmem.ir import jaxprs
-from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
+from jaxmem.ir.graph import JaxprGraph, with_bodies
 from jaxmem.ir.nested_parts import apart, together
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._pass import Level, Pass
@@ -56,12 +55,8 @@ class TakeNestedApart(Pass[NestedApart, Bodies]):
             yield found
 
     def apply(self, level: Level, rewrite: Bodies) -> Any:
-        def rebound(eqn, body, values: Values) -> list[Any]:
-            return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
-
-        graph = JaxprGraph(level.jaxpr)
-        made = {i: partial(rebound, graph.eqns[i], body) for i, body in rewrite.items()}
-        return done_otherwise(level.jaxpr, graph, made)
+        bodies = {i: [body] for i, body in rewrite.items()}
+        return with_bodies(level.jaxpr, JaxprGraph(level.jaxpr), bodies)
 
 
 class PutNestedTogether(Pass[NestedTogether, Any]):

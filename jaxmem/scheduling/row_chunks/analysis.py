@@ -108,8 +108,7 @@ def _written_out(closed, targets: Sequence[_Target]):
         whole = jax.named_scope(scope)(jaxprs.evaluate)
         return _compat.in_context_of(eqn, whole, eqn.params["branches"][-1], args[1:])
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.rewritten(closed, rule))
 
 
 def _plans(

@@ -123,8 +123,7 @@ def with_private_masks(closed):
         args = [fresh.get(v, x) if is_var(v) else x for v, x in pairs]
         return _compat.bind(eqn, args)
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.rewritten(closed, rule))
 
 
 def _makers(eqns: Sequence[Any], chosen: set[int], outputs: Sequence[Any]) -> set[int]:
@@ -161,5 +160,4 @@ def with_shared_draws(closed):
             first[same] = _compat.bind(eqn, values)
         return first[same]
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.rewritten(closed, rule))

@@ -38,8 +38,7 @@ def with_packed_masks(closed):
             return None
         return _compat.in_context_of(eqn, kept, eqn, *values)
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return jaxprs.retrace(closed, run)
+    return jaxprs.rewritten(closed, rule)
 
 
 def _draws_whole(eqn) -> bool:

@@ -35,8 +35,7 @@ def _written_out(closed, keeps_barriers: bool):
             args = [lax.optimization_barrier(x) for x in args]
         return jaxprs.evaluate(called(eqn), args, rule)
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.rewritten(closed, rule))
 
 
 def called(eqn) -> Any:
