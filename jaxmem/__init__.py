@@ -55,24 +55,49 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_NAMES = {
-    "accumulate": "microbatch",
-    "advising": "advise",
-    "auditing": "audit",
-    "checking": "check",
-    "explaining": "explain explained",
-    "freezing": "trainable value_and_grad",
-    "linting": "lint",
-    "memory": "best_batch estimate max_batch residuals sweep target_mesh targets",
-    "monitoring": "live_arrays monitor",
-    "nn": "substitute",
-    "optim": "adama ledger scale_by_adama",
-    "scheduling": "remat_policy schedule",
+_HOME = {
+    "adama": "jaxmem.optim",
+    "advise": "jaxmem.advising",
+    "audit": "jaxmem.auditing",
+    "best_batch": "jaxmem.memory",
+    "check": "jaxmem.checking",
+    "estimate": "jaxmem.memory",
+    "explain": "jaxmem.explaining",
+    "explained": "jaxmem.explaining",
+    "ledger": "jaxmem.optim",
+    "lint": "jaxmem.linting",
+    "live_arrays": "jaxmem.monitoring",
+    "max_batch": "jaxmem.memory",
+    "microbatch": "jaxmem.accumulate",
+    "monitor": "jaxmem.monitoring",
+    "remat_policy": "jaxmem.scheduling",
+    "residuals": "jaxmem.memory",
+    "scale_by_adama": "jaxmem.optim",
+    "schedule": "jaxmem.scheduling",
+    "substitute": "jaxmem.nn",
+    "sweep": "jaxmem.memory",
+    "target_mesh": "jaxmem.memory",
+    "targets": "jaxmem.memory",
+    "trainable": "jaxmem.freezing",
+    "value_and_grad": "jaxmem.freezing",
 }
-_HOME = {n: f"jaxmem.{p}" for p, names in _NAMES.items() for n in names.split()}
-_SUBPACKAGES = tuple(
-    """accumulate advising auditing checking demo explaining freezing linting memory
-    monitoring nn ops optim planning rewriting scheduling""".split()
+_SUBPACKAGES = (
+    "accumulate",
+    "advising",
+    "auditing",
+    "checking",
+    "demo",
+    "explaining",
+    "freezing",
+    "linting",
+    "memory",
+    "monitoring",
+    "nn",
+    "ops",
+    "optim",
+    "planning",
+    "rewriting",
+    "scheduling",
 )
 
 __all__ = [*_HOME, *_SUBPACKAGES]
