@@ -15,6 +15,7 @@ PACKAGES = (
     "jaxmem.auditing",
     "jaxmem.checking",
     "jaxmem.demo",
+    "jaxmem.diffing",
     "jaxmem.explaining",
     "jaxmem.freezing",
     "jaxmem.linting",
@@ -29,6 +30,7 @@ PACKAGES = (
     "jaxmem.planning",
     "jaxmem.rewriting",
     "jaxmem.scheduling",
+    "jaxmem.testing",
 )
 API = Path(__file__).parent / "api"
 # an entry of an API page: `.. autofunction:: jaxmem.estimate`

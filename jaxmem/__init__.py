@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxmem import auditing as auditing
     from jaxmem import checking as checking
     from jaxmem import demo as demo
+    from jaxmem import diffing as diffing
     from jaxmem import explaining as explaining
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
     from jaxmem import planning as planning
     from jaxmem import rewriting as rewriting
     from jaxmem import scheduling as scheduling
+    from jaxmem import testing as testing
     from jaxmem.accumulate import microbatch as microbatch
     from jaxmem.advising import advise as advise
     from jaxmem.auditing import audit as audit
     from jaxmem.checking import check as check
+    from jaxmem.diffing import diff as diff
     from jaxmem.explaining import explain as explain
     from jaxmem.explaining import explained as explained
     from jaxmem.freezing import trainable as trainable
@@ -61,6 +64,7 @@ _HOME = {
     "audit": "jaxmem.auditing",
     "best_batch": "jaxmem.memory",
     "check": "jaxmem.checking",
+    "diff": "jaxmem.diffing",
     "estimate": "jaxmem.memory",
     "explain": "jaxmem.explaining",
     "explained": "jaxmem.explaining",
@@ -87,6 +91,7 @@ _SUBPACKAGES = (
     "auditing",
     "checking",
     "demo",
+    "diffing",
     "explaining",
     "freezing",
     "linting",
@@ -98,6 +103,7 @@ _SUBPACKAGES = (
     "planning",
     "rewriting",
     "scheduling",
+    "testing",
 )
 
 __all__ = [*_HOME, *_SUBPACKAGES]

@@ -104,6 +104,10 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()
 # What `sweep` returns
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "Sweep SweptStep".split()
+# What the command asks of `diff`
+WITHOUT_ARGUMENTS_OF_ITS_OWN += (
+    "Side StepHere check_limits compare_sides elsewhere exceeded saved".split()
+)
 # What `explain` returns, and what its command asks first
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "Explanation LargeBuffer LineToWrite has_error".split()
 # What `live_arrays` and `monitor` return, and what the monitor asks of `memory`

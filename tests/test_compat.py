@@ -412,6 +412,18 @@ def test_operations_by_their_names():
     assert _compat.operation(eqn) == ("sin", eqn.params)
 
 
+def test_an_operation_made_of_others_is_expanded():
+    closed = jax.make_jaxpr(jnp.searchsorted)(jnp.arange(9.0), jnp.ones(1))
+    (eqn,) = closed.eqns[0].params["jaxpr"].eqns[:1]
+    expand = lambda *args: _compat.expanded(eqn, args)
+    if jax.__version_info__ < (0, 12):  # it is made of others from the start
+        assert expand(jnp.arange(9.0), jnp.ones(1)) is None
+    else:
+        (found,) = expand(jnp.arange(9.0), jnp.full(1, 3.5))
+        assert found == 4
+    assert _compat.PRIMITIVES.sin_p.name == "sin"
+
+
 def test_within_a_step_no_gpu_is_absent():
     from jax._src.cudnn import fused_attention_stablehlo as fused
 

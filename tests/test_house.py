@@ -68,6 +68,8 @@ ALLOWED = {
     },
     "monitoring": {"_bytes", "_module_path", "frameworks", "memory", "pages"},
     "explaining": {"_bytes", "_module_path", "chips", "memory", "monitoring", "pages"},
+    "diffing": {"_bytes", "chips", "frameworks", "ir", "memory"},
+    "testing": {"diffing", "memory"},
     "demo": {
         *("accumulate", "memory", "nn", "ops", "optim", "pages", "rewriting"),
         "scheduling",
@@ -78,6 +80,7 @@ ALLOWED = {
             "checking",
             "chips",
             "demo",
+            "diffing",
             "explaining",
             "frameworks",
             "linting",
@@ -258,6 +261,7 @@ def _exported():
         *(
             "accumulate",
             "checking",
+            "diffing",
             "explaining",
             "freezing",
             "linting",
@@ -267,7 +271,7 @@ def _exported():
             "ops",
             "optim",
         ),
-        *("planning", "scheduling"),
+        *("planning", "scheduling", "testing"),
     )
     for package in ("jaxmem", *(f"jaxmem.{part}" for part in parts)):
         module = importlib.import_module(package)
@@ -342,6 +346,7 @@ def test_import_is_cheap():
 READS_HLO = ("auditing", "memory/buffers", "memory/time", "_module_path.py")
 # Tables of primitives beside their records, and why each is no fact about them.
 TABLES = {
+    "diffing/_expressions.py _CALLS": "Python for each, where `jax.lax` has another",
     "checking/_probes.py _WRITTEN_OTHERWISE": "what rewrites write in another way",
     "checking/_walk.py _ENTERED": "a function for each",
     "ir/placements/rules.py RULES": "a function for each",

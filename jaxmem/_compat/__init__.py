@@ -17,6 +17,7 @@ from jaxmem._compat.devices import cudnn_version as cudnn_version
 from jaxmem._compat.devices import runs_here as runs_here
 from jaxmem._compat.exports import export as export
 from jaxmem._compat.exports import with_results_of_calls as with_results_of_calls
+from jaxmem._compat.jaxprs import PRIMITIVES as PRIMITIVES
 from jaxmem._compat.jaxprs import ClosedJaxpr as ClosedJaxpr
 from jaxmem._compat.jaxprs import Jaxpr as Jaxpr
 from jaxmem._compat.jaxprs import Literal as Literal
@@ -24,6 +25,7 @@ from jaxmem._compat.jaxprs import Primitive as Primitive
 from jaxmem._compat.jaxprs import Var as Var
 from jaxmem._compat.jaxprs import bind as bind
 from jaxmem._compat.jaxprs import constants_first as constants_first
+from jaxmem._compat.jaxprs import expanded as expanded
 from jaxmem._compat.jaxprs import function_source as function_source
 from jaxmem._compat.jaxprs import has_side_effects as has_side_effects
 from jaxmem._compat.jaxprs import in_context_of as in_context_of

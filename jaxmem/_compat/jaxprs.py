@@ -6,7 +6,10 @@ from typing import Any
 import jax
 import jax.core
 from jax.extend import core as jex_core
+from jax.extend.core import primitives as public_primitives
 
+# The primitives that a user may bind.
+PRIMITIVES = public_primitives
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
 Literal = jex_core.Literal
@@ -111,6 +114,14 @@ def operation(eqn) -> tuple[str, dict[str, Any]]:
     if eqn.primitive.name != "call_hi_primitive" or whole is None:
         return eqn.primitive.name, eqn.params
     return type(whole).__name__, whole.params
+
+
+def expanded(eqn, args) -> list[Any] | None:
+    """Outputs of what `operation` reads, by the operations it is made of; or None."""
+    whole = eqn.params.get("_prim")
+    if eqn.primitive.name != "call_hi_primitive" or whole is None:
+        return None
+    return jax.tree.leaves(whole.expand(*jax.tree.unflatten(whole.in_tree, args)))
 
 
 def scan_counts(eqn) -> tuple[int, int]:

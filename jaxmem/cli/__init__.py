@@ -8,6 +8,7 @@ from jaxmem.cli._app import register
 from jaxmem.cli._audit import audit
 from jaxmem.cli._check import check
 from jaxmem.cli._demo import demo
+from jaxmem.cli._diff import diff
 from jaxmem.cli._estimate import estimate
 from jaxmem.cli._explain import explain
 from jaxmem.cli._layout import layout
@@ -29,6 +30,7 @@ register(advise, "advise")
 register(lint, "lint")
 register(audit, "audit")
 register(check, "check")
+register(diff, "diff")
 register(explain, "explain")
 register(ledger, "ledger")
 register(targets, "targets")

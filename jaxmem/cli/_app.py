@@ -19,7 +19,8 @@ EXIT_CODES = {
     0: "it fits, or there is nothing to check",
     DOES_NOT_FIT: "it does not fit: a limit, a budget, the memory of the chip; for "
     "`lint`, a finding is as severe as `--fail-on`; for `audit`, there is a finding; "
-    "for `check`, a result differs; for `explain`, the log has no such error",
+    "for `check`, a result differs; for `diff`, a limit is exceeded; for `explain`, "
+    "the log has no such error",
     WRONG_USE: "usage error: an unknown option, chip or name, or a value "
     "that is not allowed",
     FAILED: "something could not be imported, traced, compiled, installed or written",

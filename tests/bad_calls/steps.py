@@ -19,6 +19,7 @@ from tests.bad_calls.call import (
     FUNCTION,
     FUNCTION_OR_NONE,
     NAMES,
+    NOT_NEGATIVE,
     NOT_NUMBER,
     NUMBERS,
     OPTIONS,
@@ -103,6 +104,20 @@ CALLS = [
     }, unchecked=True),
     Call("lint", lambda step, **kw: jaxmem.lint(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
+    }),
+    Call("diff", jaxmem.diff, {"a": (step, (W, X)), "b": (step, (W, X))}, {
+        "a": (None, 3, [], step, (step,), (step, W), "banana", "no_such.json"),
+        "b": (None, 3, [], step, (step,), (step, W), "banana", "no_such.json"),
+        "target": TARGET, "commit_a": (3, "x", []), "commit_b": (3, "x", []),
+        "python_a": (3, "x", []), "python_b": (3, "x", []),
+        "reduce": (3, [], "", "growth.txt"), "timeout": (None, *POSITIVE),
+        "reduce_seconds": (None, *POSITIVE),
+    }),
+    Call("assert_memory", lambda step, **kw: jaxmem.testing.assert_memory(
+        step, W, X, **kw), {"step": step, "max_bytes": "1GiB"}, {
+        "step": FUNCTION, "max_bytes": (None, *BYTES), "max_ms": POSITIVE,
+        "baseline": (3, [], "", "base.txt"), "max_growth": NOT_NEGATIVE,
+        "update": FLAG, "target": TARGET,
     }),
     Call("explain", jaxmem.explain, {"error": OUT_OF_MEMORY}, {
         "error": (None, 3, [], "", "Loss: nan", pathlib.Path("no_such.log")),

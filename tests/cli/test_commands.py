@@ -23,8 +23,8 @@ from tests.cli.invoking import invoke
 
 GIB = 2**30
 COMMANDS = [
-    *"estimate residuals max-batch sweep plan advise lint audit check explain".split(),
-    *"ledger targets demo layout".split(),
+    *"estimate residuals max-batch sweep plan advise lint audit check diff".split(),
+    *"explain ledger targets demo layout".split(),
 ]
 OUT_OF_MEMORY = "Ran out of memory in memory space hbm. Used 20.1G of 15.75G hbm."
 BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
@@ -183,6 +183,29 @@ CASES = [
     ("check user_steps:step user_steps:step --static weights", 2, "'weights'"),
     ("check user_steps:step user_steps:step --script script.txt", 2, ".py"),
     ("check user_steps:not_traceable user_steps:step", 3, "TracerBool"),
+    ("diff user_steps:gradient user_steps:plain", 0, "compiled instructions"),
+    ("diff user_steps:gradient user_steps:gradient --max 1GiB", 0, "totals"),
+    ("diff user_steps:gradient user_steps:gradient --max 1KiB", 1, "above the limit"),
+    ("diff user_steps:gradient", 2, "give a second step"),
+    ("diff user_steps:gradient user_steps:step --args nothing", 2, "no function"),
+    ("diff user_steps:sized_step user_steps:sized_step --batch 0", 2, "--batch"),
+    ("diff user_steps:step user_steps:step --donate weights", 2, "'weights'"),
+    ("diff user_steps:step user_steps:step --static weights", 2, "'weights'"),
+    ("diff user_steps:step user_steps:step --target h1000", 2, "unknown target"),
+    ("diff user_steps:step user_steps:step --timeout inf", 2, "no number of seconds"),
+    ("diff user_steps:step user_steps:step --reduce-seconds 0", 2, "--reduce-seconds"),
+    ("diff user_steps:step user_steps:step --max 1parsec", 2, "--max"),
+    ("diff user_steps:step user_steps:step --max-ms -1", 2, "--max-ms"),
+    ("diff user_steps:step user_steps:step --max-growth x", 2, "no percentage"),
+    ("diff user_steps:step --commit-a nothing", 2, "a commit of a git repository"),
+    ("diff user_steps:step --commit-b nothing", 2, "a commit of a git repository"),
+    ("diff user_steps:step --python-a nothing", 2, "a Python executable"),
+    ("diff user_steps:step --python-b nothing", 2, "a Python executable"),
+    ("diff missing.json user_steps:step", 2, "a report that was saved"),
+    ("diff user_steps:step user_steps:not_traceable", 3, "cannot be traced"),
+    ("diff user_steps:plain user_steps:plain --reduce out.py", 3, "nothing to reduce"),
+    ("diff user_steps:plain user_steps:plain --max-ms 3", 3, "no seconds"),
+    ("diff user_broken:step user_steps:step", 3, "no_such_library"),
     ("explain oom.log", 0, "true peak"),
     ("explain oom.log --target l4 --step user_steps:step", 3, "targets --install gpu"),
     ("explain oom.log --step user_steps:not_traceable", 3, "cannot be traced"),
@@ -299,8 +322,9 @@ def _options():
 
 
 OPTIONS = list(_options())
-WRITTEN = "--json --html --plot --output --out --script".split()
+WRITTEN = "--json --html --plot --output --out --script --reduce".split()
 REQUIRED = {"targets": "", "demo": "", "layout": "missing.csv", "explain": "no.log"}
+REQUIRED["diff"] = "user_broken:step user_broken:step"
 REQUIRED["check"] = "user_broken:step user_broken:step"
 
 
@@ -314,7 +338,8 @@ def test_every_option_that_takes_a_value_has_one_that_is_refused(name, option):
 
 @pytest.mark.parametrize("name, option", [o[:2] for o in OPTIONS if o[1] in WRITTEN])
 def test_what_cannot_be_written_is_refused_before_any_work(steps, name, option):
-    suffix = {"--html": ".html", "--plot": ".png", "--script": ".py"}.get(option, "")
+    suffixes = {"--html": ".html", "--plot": ".png", "--script": ".py"}
+    suffix = {**suffixes, "--reduce": ".py"}.get(option, "")
     (steps / f"folder{suffix}").mkdir()
     (steps / "file").touch()
     words = [name, *REQUIRED.get(name, "user_broken:step").split(), option]

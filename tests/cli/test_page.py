@@ -28,7 +28,7 @@ def test_commands_are_those_of_the_help():
     text = PAGE.read_text()
     assert _commands().written(text) == text, "python docs/commands.py writes them"
     titles = re.findall(r"^## jaxmem ([\w-]+)$", text, re.MULTILINE)
-    assert titles[0] == "estimate" and titles[-1] == "layout" and len(titles) == 14
+    assert titles[0] == "estimate" and titles[-1] == "layout" and len(titles) == 15
     assert all(f"| {code} | " in text for code in EXIT_CODES)
     for option in ("--args", "--max", "--json", "--plot", "--min", "--traceback"):
         assert f"`{option}" in text

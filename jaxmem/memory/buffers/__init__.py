@@ -8,6 +8,10 @@ from jaxmem.memory.buffers.collectives import sent_bytes as sent_bytes
 from jaxmem.memory.buffers.hlo import Hlo as Hlo
 from jaxmem.memory.buffers.hlo import Instruction as Instruction
 from jaxmem.memory.buffers.hlo import parse_hlo as parse_hlo
+from jaxmem.memory.buffers.instructions import CompiledOperation as CompiledOperation
+from jaxmem.memory.buffers.instructions import (
+    compiled_operations as compiled_operations,
+)
 from jaxmem.memory.buffers.padding import PaddedAxis as PaddedAxis
 from jaxmem.memory.buffers.padding import padded_axes as padded_axes
 from jaxmem.memory.buffers.rows import PeakBuffer as PeakBuffer

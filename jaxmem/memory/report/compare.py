@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jaxmem._bytes import format_bytes
+from jaxmem._module_path import merge_numbered
 from jaxmem.memory.buffers import sent_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
 from jaxmem.memory.report.data import ReportData, fits_its_chip
@@ -20,13 +21,13 @@ HEAD = ("", "before", "after", "difference", "%")
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """Bytes, or predicted seconds, of one thing before and after.
+    """Bytes, predicted seconds or a count of one thing before and after.
 
     Attributes:
         name: what it is: "peak", a module path, a kind of arrays.
-        before: bytes or seconds.
-        after: bytes or seconds.
-        unit: "bytes" or "seconds".
+        before: in its unit.
+        after: in its unit.
+        unit: "bytes", "seconds", or "count" of a number of instructions.
     """
 
     name: str
@@ -42,7 +43,7 @@ class ComparedRow:
     def cells(self) -> tuple[str, ...]:
         """The row as text, with signs."""
         sizes = map(self._text, (self.before, self.after))
-        if not self.difference:
+        if abs(self.difference) < 1e-12:  # seconds are sums in two orders
             return (self.name, *sizes, self._text(0), "")
         sign = "+" if self.difference > 0 else ""
         difference, share = f"{sign}{self._text(self.difference)}", "new"
@@ -53,7 +54,7 @@ class ComparedRow:
     def _text(self, amount: float) -> str:
         if self.unit == "seconds":
             return milliseconds(amount)
-        return format_bytes(int(amount))
+        return str(int(amount)) if self.unit == "count" else format_bytes(int(amount))
 
 
 @dataclass(frozen=True)
@@ -67,18 +68,20 @@ class ReportComparison(SavedResult):
             first.
         reports: the two memory reports, whose pictures a page shows; empty where other
             results are compared.
+        notes: sentences about both.
     """
 
     before: str
     after: str
     sections: dict[str, tuple[ComparedRow, ...]]
     reports: tuple[ReportData, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def to_json(self, indent: int | None = None) -> str:
         """Headlines and rows as JSON text; bytes are integers."""
         rows = {title: [*map(asdict, rows)] for title, rows in self.sections.items()}
         fields = {"before": self.before, "after": self.after, "sections": rows}
-        return json.dumps(fields, indent=indent)
+        return json.dumps(fields | {"notes": self.notes}, indent=indent)
 
     def plot(self, path: Any) -> None:
         """Draws live bytes over the schedule, before and after, on one scale.
@@ -104,7 +107,7 @@ class ReportComparison(SavedResult):
         for title, rows in self._shown():
             lines += [title, *body[: len(rows)]]
             body = body[len(rows) :]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
 
     def __rich__(self) -> Any:
         from rich.console import Group
@@ -122,7 +125,7 @@ class ReportComparison(SavedResult):
                 style = "green" if row[3].startswith("-") else None
                 table.add_row(*map(escape, row), style=style)
         heads = f"before: {self.before}\nafter:  {self.after}\n"
-        return Group(Text(heads), table)
+        return Group(Text(heads), table, *(Text(f"- {n}") for n in self.notes))
 
     def _shown(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
         for title, rows in self.sections.items():
@@ -165,19 +168,60 @@ def compare_reports(before: ReportData, after: ReportData) -> ReportComparison:
             "at the peak, by kind": compared(*kinds),
         }
         | ({"sent by a device in a step": sent} if sent else {})
-        | _times(before, after),
+        | _times(before, after)
+        | _appeared_and_gone(before, after)
+        | _instructions(before, after),
         (before, after),
     )
 
 
 def _times(before: ReportData, after: ReportData) -> dict[str, tuple[ComparedRow, ...]]:
-    """Predicted seconds, by what is waited for; nothing for chips without rates."""
+    """Predicted seconds, of the step and its parts; nothing for chips without rates."""
     if before.time is None or after.time is None:
         return {}
-    rows = compared(*(dict(t.by_bound) for t in (before.time, after.time)))
+    times = before.time, after.time
     step = ComparedRow("step", before.time.seconds, after.time.seconds)
-    timed = (replace(row, unit="seconds") for row in (step, *rows))
-    return {"predicted time, by what is waited for": tuple(timed)}
+    bounds = compared(*(dict(t.by_bound) for t in times))
+    names = merge_numbered(module for t in times for module, _ in t.by_module)
+    modules = [_counted((names[m], s) for m, s in t.by_module) for t in times]
+    sections = {
+        "predicted time, by what is waited for": (step, *bounds),
+        "predicted time, by module": compared(*modules),
+    }
+    timed = lambda rows: tuple(replace(row, unit="seconds") for row in rows)
+    return {title: timed(rows) for title, rows in sections.items()}
+
+
+def _appeared_and_gone(*reports: ReportData) -> dict[str, tuple[ComparedRow, ...]]:
+    """Buffers at the peak, by module and operation, that one report has alone."""
+    from jaxmem.memory.report.groups import groups_of
+
+    rows = compared(
+        *(
+            _counted(
+                (f"{g.module}: {row.what} {row.buffer.array}", row.bytes)
+                for g in groups_of(report)
+                for row in g.rows
+                if row.buffer.array
+            )
+            for report in reports
+        )
+    )
+    sections = {
+        "appeared at the peak": tuple(r for r in rows if not r.before),
+        "gone from the peak": tuple(r for r in rows if not r.after),
+    }
+    return {title: found for title, found in sections.items() if found}
+
+
+def _instructions(*reports: ReportData) -> dict[str, tuple[ComparedRow, ...]]:
+    """The compiled instructions whose number differs; none where a report has none."""
+    if not all(report.instructions for report in reports):
+        return {}
+    counts = [_counted((i.label, i.count) for i in r.instructions) for r in reports]
+    rows = (replace(r, unit="count") for r in compared(*counts) if r.difference)
+    found = tuple(rows)
+    return {"compiled instructions": found} if found else {}
 
 
 def _modules(*reports: ReportData) -> list[Counter[str]]:
@@ -195,7 +239,7 @@ def _kind(buffer: PeakBuffer) -> str:
     return f"temporaries of the {which} pass"
 
 
-def _counted(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
+def _counted(pairs: Iterable[tuple[str, Any]]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name, size in pairs:
         counts[name] += size
@@ -233,4 +277,5 @@ def _as_html(comparison: ReportComparison) -> Any:
         page.headline(f"after: {comparison.after}", after),
         charts(reports, colours_of_reports(comparison.reports)),
         *tables,
+        *(tag("p", note) for note in comparison.notes),
     )

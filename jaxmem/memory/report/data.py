@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from jaxmem.memory.buffers import Collective, WrongSlice
+from jaxmem.memory.buffers import Collective, CompiledOperation, WrongSlice
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.time.result import StepTime
 from jaxmem.pages import SavedResult
@@ -33,6 +33,7 @@ class ReportData(SavedResult):
     collectives: tuple[Collective, ...] = field(default_factory=tuple)
     wrong_slices: tuple[WrongSlice, ...] = field(default_factory=tuple)
     time: StepTime | None = field(default_factory=lambda: None)
+    instructions: tuple[CompiledOperation, ...] = field(default_factory=tuple)
 
 
 def fits_its_chip(report: ReportData) -> bool:

@@ -19,8 +19,10 @@ from jaxmem._checks import from_plain, wrong_type
 from jaxmem.ir.host_slices import COPIES
 from jaxmem.memory.buffers import (
     Collective,
+    CompiledOperation,
     WrongSlice,
     collectives_of,
+    compiled_operations,
     parse_hlo,
     sent_bytes,
     wrong_slices,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
 # made without the rows: a search reads them alone
-_FROM_HLO = "collectives", "wrong_slices", "time"
+_FROM_HLO = "collectives", "wrong_slices", "time", "instructions"
 _ROWS = "at_peak", "peak_step", "timeline", "notes", "placed"
 
 
@@ -82,6 +84,8 @@ class MemoryReport(ReportData):
             something else; a note tells what to do.
         time: the predicted seconds and what they are made of, a `StepTime`; None for a
             chip without rates (cpu).
+        instructions: what the module was compiled to: its kernels and copies by module
+            and operation, counted. Empty in reports that older versions saved.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -264,6 +268,10 @@ class CompilerTexts:
         if COPIES in self.facts.options:
             return ()
         return wrong_slices(parse_hlo(self._dump()["hlo"]))
+
+    def instructions(self) -> tuple[CompiledOperation, ...]:
+        """What the module was compiled to."""
+        return compiled_operations(parse_hlo(self._dump()["hlo"]))
 
     def time(self) -> StepTime | None:
         """The predicted seconds; None for a chip without rates."""

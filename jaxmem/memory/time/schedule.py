@@ -18,6 +18,7 @@ from jaxmem.cost.links import links_of
 from jaxmem.cost.roofline import Bound, seconds
 from jaxmem.memory.buffers.collectives import KINDS, Collective, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.instructions import NO_KERNEL
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.buffers.trips import trips
 from jaxmem.memory.time.arithmetic import arithmetic_of
@@ -27,10 +28,6 @@ from jaxmem.memory.time.products import called_targets, products_of
 from jaxmem.memory.time.reading import elements_of, inside, layout
 from jaxmem.memory.time.traffic import traffic_of
 
-_NOTHING = frozenset(
-    "parameter constant get-tuple-element tuple bitcast after-all iota partition-id"
-    " replica-id add-dependency optimization-barrier opt-barrier".split()
-)
 _COSTED = ("__cublas$", "__cudnn$", "__gpu$TopK")  # the calls whose work is known
 _MOVED = frozenset("dynamic-slice dynamic-update-slice slice custom-call".split())
 _EMPTY = (
@@ -102,7 +99,7 @@ class _Clock:
 
     def _instruction(self, made: Instruction, times: float) -> None:
         kind = made.opcode
-        if kind in _NOTHING:
+        if kind in NO_KERNEL:
             return
         if kind == "while":
             self.computation(made.called[0], times * self._trips(made))
@@ -265,7 +262,7 @@ class _Clock:
                 made, opcode="fusion", shape=shape, attributes=copied
             )
         inside = (i for called in made.called for i in self.hlo.body(called))
-        return next((i for i in inside if i.opcode not in _NOTHING), made)
+        return next((i for i in inside if i.opcode not in NO_KERNEL), made)
 
     def _end(self, made: Instruction, times: float) -> None:
         start = made.operands[0].split("#")[0] if made.operands else ""
