@@ -24,7 +24,7 @@ from jaxmem.scheduling.search.trials import TrialBound, Trials
 
 # Compiles for one budget, once something fits: what users wait for, and no measurement.
 _MOST = 8
-_KEPT = 2  # are kept for a pass that changes the whole step, whatever came before
+_KEPT = 2  # are kept for passes that change the whole step, and for each pass at least
 
 
 @dataclass
@@ -61,8 +61,7 @@ class Fronts:
                 best = yield from self._faster(one, best, _MOST - _KEPT)
         for one in self.passes:
             if one.whole_step:
-                most = max(_MOST, len(self.trials.tried) + _KEPT)
-                best = yield from self._faster(one, best, most)
+                best = yield from self._faster(one, best, _MOST)
         return best
 
     def is_fast(self, one: ReportedTrial) -> bool:
@@ -135,6 +134,7 @@ class Fronts:
         self, one: Searched, best: ReportedTrial, most: int
     ) -> Search[ReportedTrial]:
         """The best, or a candidate of a pass that takes less time."""
+        most = max(most, len(self.trials.tried) + _KEPT)
         traced = self.step.traced
         own = best.step_seconds or traced.own_seconds()
         gain = max(traced.slack(), one.margin * own)
