@@ -118,7 +118,7 @@ def lost() -> str:
         for r in sorted(rows("optimizer_update"), key=mean)
     ]
     spread = max(seeds("adamw")) - min(seeds("adamw"))
-    head = "optimizer", f"loss less AdamW's (seeds differ by {spread:.3f})"
+    head = "optimizer", f"loss, difference from AdamW (its seeds: {spread:.3f})"
     more = ("predicted ms of the update", "weights", "gradients", "state", "together")
     return table((*head, *more), lines)
 

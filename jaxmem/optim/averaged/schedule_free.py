@@ -68,10 +68,11 @@ def schedule_free(
       y <- y + c s + (1 - b1) ((1 - c) s - d)
       d <- (1 - c) s
 
-    one elementwise pass a leaf in float32. To rounding, results are optax's.
+    in float32, elementwise. To rounding, results are optax's.
 
     **State**, bytes a parameter beside that of `base_optimizer`: 4 with float32, 1.06
-    with 8 bits, 0.53 with 4.
+    with 8 bits, 0.53 with 4. With codes XLA for GPU keeps u of a leaf, in float32,
+    while d is rounded; `jaxmem.schedule` leaves that of a layer.
 
     **Error.** After many steps u is less than half a code of d, so codes are rounded
     stochastically unless `LowBit` says otherwise. A rounding of d by e leaves y as it
