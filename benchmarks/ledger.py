@@ -77,12 +77,32 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "AdamW, 8-bit, bfloat16, stochastic rounding": (
         lambda _: optim.stochastic_rounding(optim.adamw(1e-3, bits=8)), BF16
     ),
+    "AdamW, 8-bit, bfloat16, Kahan": (
+        lambda _: optim.kahan_summation(optim.adamw(1e-3, bits=8)), BF16
+    ),
     "AdamW, bfloat16, Kahan": (
         lambda _: optim.kahan_summation(optax.adamw(1e-3, mu_dtype=BF16)), BF16
     ),
     "AdamW, moments on the host": (lambda _: optim.on_host(optax.adamw(1e-3)), F32),
     "8-bit AdamW and master on the host, bfloat16": (
         lambda _: optim.on_host(optim.split_master(optim.adamw(1e-3, bits=8))), BF16
+    ),
+    "Lion": (lambda _: optim.lion(1e-4), F32),
+    "Lion, 8-bit": (lambda _: optim.lion(1e-4, bits=8), F32),
+    "Lion, 4-bit": (lambda _: optim.lion(1e-4, bits=4), F32),
+    "Lion, 8-bit, bfloat16, stochastic rounding": (
+        lambda _: optim.stochastic_rounding(optim.lion(1e-4, bits=8)), BF16
+    ),
+    "Schedule-free AdamW": (lambda _: optim.schedule_free_adamw(1e-3), F32),
+    "Schedule-free AdamW, 8-bit": (
+        lambda _: optim.schedule_free_adamw(1e-3, bits=8), F32
+    ),
+    "Schedule-free AdamW, 4-bit": (
+        lambda _: optim.schedule_free_adamw(1e-3, bits=4), F32
+    ),
+    "Schedule-free AdamW, 8-bit, bfloat16, stochastic rounding": (
+        lambda _: optim.stochastic_rounding(optim.schedule_free_adamw(1e-3, bits=8)),
+        BF16,
     ),
     "GaLore": (low_rank(optim.galore), F32),
     "GaLore, 8-bit, int8 projector, reverse_std, bfloat16": (

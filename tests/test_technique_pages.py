@@ -26,6 +26,8 @@ TECHNIQUES = (
     "optimizers/low_bit",
     "optimizers/low_rank",
     "optimizers/factored",
+    "optimizers/lion",
+    "optimizers/schedule_free",
     "optimizers/muon",
     "optimizers/host",
 )

@@ -23,6 +23,10 @@ TRAINED = {
     "adamw-4bit": "AdamW, 4-bit moments",
     "adama-8bit": "AdamA, 8-bit moments",
     "adamw-host": "AdamW, moments on the host",
+    "lion": "Lion",
+    "lion-8bit": "Lion, 8-bit",
+    "schedule-free": "Schedule-free AdamW",
+    "schedule-free-8bit": "Schedule-free AdamW, 8-bit",
     "galore": "GaLore",
     "apollo": "APOLLO",
     "apollo-mini": "APOLLO-Mini",
@@ -35,10 +39,32 @@ TRAINED = {
     "lomo": "LOMO, bfloat16",
 }
 
+# as a page of docs/optimizers has them
+STOCHASTIC = "bfloat16, stochastic rounding"
+FURTHER = {
+    "adamw-8bit, bf16, split_master": "AdamW, 8-bit, bfloat16 + 8-bit master",
+    "adamw-8bit, bf16, stochastic_rounding": f"AdamW, 8-bit, {STOCHASTIC}",
+    "adamw-8bit, bf16, kahan_summation": "AdamW, 8-bit, bfloat16, Kahan",
+    "lion-4bit": "Lion, 4-bit",
+    "lion-8bit, bf16, stochastic_rounding": f"Lion, 8-bit, {STOCHASTIC}",
+    "schedule-free-4bit": "Schedule-free AdamW, 4-bit",
+    "schedule-free-8bit, bf16, stochastic_rounding": (
+        f"Schedule-free AdamW, 8-bit, {STOCHASTIC}"
+    ),
+}
 
-# a page of docs/optimizers -> those of TRAINED that it describes, after AdamW
+
+# a page of docs/optimizers -> those of TRAINED and FURTHER that it describes
 FAMILIES = {
-    "low bit": ("adamw-8bit", "adamw-4bit", "adama-8bit"),
+    "low bit": (
+        *("adamw-8bit", "adamw-4bit", "adama-8bit"),
+        *(name for name in FURTHER if name.startswith("adamw")),
+    ),
+    "lion": ("lion", "lion-8bit", "lion-4bit", *(n for n in FURTHER if "lion-8" in n)),
+    "schedule-free": (
+        *("schedule-free", "schedule-free-8bit", "schedule-free-4bit"),
+        *(name for name in FURTHER if "free-8bit" in name),
+    ),
     "low rank": ("galore", "apollo", "apollo-mini", "fira"),
     "factored": ("adafactor", "adalomo", "lomo", "came", "sm3", "adam-mini"),
 }
@@ -54,7 +80,7 @@ def compared(names: Iterable[str]) -> str:
     plain = value("optimizer_training", "mean", {"optimizer": "adamw"})
     lines = []
     for name in names:
-        title = TRAINED[name]
+        title = (TRAINED | FURTHER)[name]
         held = row("ledger", {"model": MODEL, "optimizer": title})
         loss = value("optimizer_training", "mean", {"optimizer": name})
         host = float(held["host B/param"])
@@ -72,6 +98,29 @@ def compared(names: Iterable[str]) -> str:
 
 for _family, _names in FAMILIES.items():
     figures(f"optimizers, {_family}")(functools.partial(compared, ("adamw", *_names)))
+
+
+@figures("what is lost")
+def lost() -> str:
+    """Loss, time of the update and bytes of one step, by the loss."""
+    plain = value("optimizer_training", "mean", {"optimizer": "adamw"})
+    found = {r["optimizer"]: r for r in rows("optimizer_training")}
+    mean = lambda r: float(found[r["optimizer"]]["mean"])
+    seeds = lambda name: [float(found[name][f"seed {i}"]) for i in range(3)]
+    lines = [
+        (
+            r["optimizer"],
+            f"{mean(r) - plain:+.3f}",
+            r["predicted ms"],
+            *(r[part] for part in ("weights", "gradients", "state")),
+            r["bytes a parameter"],
+        )
+        for r in sorted(rows("optimizer_update"), key=mean)
+    ]
+    spread = max(seeds("adamw")) - min(seeds("adamw"))
+    head = "optimizer", f"loss, difference from AdamW (its seeds: {spread:.3f})"
+    more = ("predicted ms of the update", "weights", "gradients", "state", "together")
+    return table((*head, *more), lines)
 
 
 @figures("ledger")

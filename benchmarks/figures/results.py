@@ -42,6 +42,7 @@ CHIPS = {
     "offload": H100,
     "programs": H100,
     "optimizer_training": CPU,
+    "optimizer_update": H100,
     "overhead": f"{CPU}, compiling for an {H100}",
     "quantized_base": H100,
     "remat-checkmate": NOTHING,

@@ -32,9 +32,10 @@ def demo(
         typer.Option(
             help="Optimizer of the substituted run; the plain run uses adamw. "
             "adama, adamw-8bit, "
-            "adamw-float8, adamw-4bit, adama-8bit, adamw-host, galore, galore-8bit, "
-            "apollo, apollo-mini, fira, came, adafactor, adalomo, lomo, sm3 or "
-            "adam-mini."
+            "adamw-float8, adamw-4bit, adama-8bit, adamw-host, lion, lion-8bit, "
+            "lion-4bit, schedule-free, schedule-free-8bit, schedule-free-4bit, "
+            "galore, galore-8bit, apollo, apollo-mini, fira, came, "
+            "adafactor, adalomo, lomo, sm3 or adam-mini."
         ),
     ] = "adamw",
     micro_batches: Annotated[

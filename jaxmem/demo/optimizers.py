@@ -23,16 +23,28 @@ class DemoOptimizer:
       rate: its learning rate in terms of AdamW's: rules differ in how long their steps
         are. Each is the best of 1, 3, 10 and so on, by `benchmarks.optimizer_training`.
       in_state: whether it accumulates the gradients of micro-batches in its own state.
+      averages: whether its rate stays as it is after the warm-up, and the model is the
+        average of the weights.
     """
 
     make: Callable[..., optax.GradientTransformation]
     rate: float = 1.0
     in_state: bool = False
+    averages: bool = False
 
 
 def _decayed(make: Callable, **how: Any) -> Callable:
     """With AdamW's arguments."""
     return lambda rate, **more: make(rate, b2=_B2, weight_decay=_DECAY, **(how | more))
+
+
+def _lion(bits: int) -> Callable:
+    return lambda rate: optim.lion(rate, weight_decay=10 * _DECAY, bits=bits)
+
+
+def _schedule_free(**how: Any) -> DemoOptimizer:
+    make = _decayed(optim.schedule_free_adamw, **how)
+    return DemoOptimizer(make, averages=True)
 
 
 def _low_rank(make: Callable, **how: Any) -> Callable:
@@ -51,6 +63,12 @@ OPTIMIZERS = {
     "adamw-host": DemoOptimizer(
         lambda rate: optim.on_host(_decayed(optim.adamw, bits=32)(rate))
     ),
+    "lion": DemoOptimizer(_lion(32)),
+    "lion-8bit": DemoOptimizer(_lion(8)),
+    "lion-4bit": DemoOptimizer(_lion(4)),
+    "schedule-free": _schedule_free(),
+    "schedule-free-8bit": _schedule_free(bits=8),
+    "schedule-free-4bit": _schedule_free(bits=4),
     "galore": DemoOptimizer(_low_rank(optim.galore, rank=_RANK), rate=3.0),
     "galore-8bit": DemoOptimizer(
         _low_rank(optim.galore, rank=_RANK, inner=optim.scale_by_adam(b2=_B2, bits=8)),

@@ -20,6 +20,7 @@ from jaxmem.demo import models
 from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.settings import Settings
 from jaxmem.demo.techniques import loss_from_logits
+from jaxmem.optim import schedule_free_eval_params
 
 
 @dataclass
@@ -29,6 +30,7 @@ class TrainingRun:
     loss: Callable
     step: Callable
     state: Any
+    model: Callable = lambda state: state[0]  # the one to validate
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     validation: float = float("nan")
@@ -56,9 +58,12 @@ def make_optimizer(
     # The rate warms up over a tenth of the run and decays by a cosine.
     how = OPTIMIZERS[name]
     warm = max(1, settings.steps // 10)
+    peak = how.rate * settings.learning_rate
     rate = optax.warmup_cosine_decay_schedule(
-        0.0, how.rate * settings.learning_rate, warm, max(settings.steps, warm + 1)
+        0.0, peak, warm, max(settings.steps, warm + 1)
     )
+    if how.averages:
+        rate = optax.warmup_constant_schedule(0.0, peak, warm)
     more = {"v_scale": settings.v_scale} if how.in_state else {}
     return optax.chain(optax.clip_by_global_norm(1.0), how.make(rate, **more))
 
@@ -92,8 +97,14 @@ def start(
         trained, moments, value = update(trained, state[1], frozen, tokens, key)
         return (frozen.merge(trained), moments), value
 
+    def model(state):
+        if not OPTIMIZERS[name].averages:
+            return state[0]
+        trained, frozen = jaxmem.trainable(state[0], settings.how.trains)
+        return frozen.merge(schedule_free_eval_params(state[1], trained))
+
     trained, _ = jaxmem.trainable(params, settings.how.trains)
-    return TrainingRun(loss, step, (params, optimizer.init(trained)))
+    return TrainingRun(loss, step, (params, optimizer.init(trained)), model)
 
 
 def _in_sum(loss, optimizer, n: int) -> Callable:
@@ -171,5 +182,5 @@ def train(
 
 def validate(run: TrainingRun, batches: Iterator[np.ndarray], count: int) -> float:
     """The mean loss over `count` batches, without dropout."""
-    loss = jax.jit(run.loss)
-    return float(np.mean([loss(run.state[0], next(batches)) for _ in range(count)]))
+    loss, model = jax.jit(run.loss), run.model(run.state)
+    return float(np.mean([loss(model, next(batches)) for _ in range(count)]))

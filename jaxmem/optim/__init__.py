@@ -6,11 +6,13 @@
   mini-batch for a scan over micro-batches; `start_step` comes before them if each
   device of a `shard_map` has micro-batches of its own. `jaxmem.optim.accumulation` has
   the interface for other optimizers that accumulate gradients in their own state.
-- Low-bit moments: `adam`, `adamw`, `adama` with `bits=8` or 4. Weights in bfloat16:
-  `stochastic_rounding`, `kahan_summation`, `split_master` around any transformation.
+- Low-bit moments: `adam`, `adamw`, `adama`, `lion` with `bits=8` or 4. Weights in
+  bfloat16: `stochastic_rounding`, `kahan_summation`, `split_master` around any
+  transformation.
 - Low-rank moments: `galore`, `apollo`, `apollo_mini`, `fira`.
 - Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
-- Orthogonalised momentum: `muon`.
+- Orthogonalised momentum: `muon`. An average of the weights in place of a decaying
+  rate: `schedule_free`, `schedule_free_adamw`, `schedule_free_eval_params`.
 - Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that
   a step has read, from the gradient of `value_and_row_grad`.
 - `on_host` keeps an optimizer's state in the host's memory, `abstract_state` has its
@@ -30,6 +32,11 @@ from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
 from jaxmem.optim.accumulation import start_step as start_step
+from jaxmem.optim.averaged import RmsState as RmsState
+from jaxmem.optim.averaged import ScheduleFreeState as ScheduleFreeState
+from jaxmem.optim.averaged import schedule_free as schedule_free
+from jaxmem.optim.averaged import schedule_free_adamw as schedule_free_adamw
+from jaxmem.optim.averaged import schedule_free_eval_params as schedule_free_eval_params
 from jaxmem.optim.factored import AdamMiniState as AdamMiniState
 from jaxmem.optim.factored import CameState as CameState
 from jaxmem.optim.factored import FactoredMoment as FactoredMoment
@@ -48,12 +55,15 @@ from jaxmem.optim.factored import sm3 as sm3
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
+from jaxmem.optim.low_bit import LionState as LionState
 from jaxmem.optim.low_bit import LowBit as LowBit
 from jaxmem.optim.low_bit import MomentCodes as MomentCodes
 from jaxmem.optim.low_bit import adam as adam
 from jaxmem.optim.low_bit import adamw as adamw
 from jaxmem.optim.low_bit import kahan_summation as kahan_summation
+from jaxmem.optim.low_bit import lion as lion
 from jaxmem.optim.low_bit import scale_by_adam as scale_by_adam
+from jaxmem.optim.low_bit import scale_by_lion as scale_by_lion
 from jaxmem.optim.low_bit import split_master as split_master
 from jaxmem.optim.low_bit import stochastic_rounding as stochastic_rounding
 from jaxmem.optim.low_rank import ApolloState as ApolloState
@@ -101,6 +111,7 @@ __all__ = [
     "kahan_summation",
     "lazy_adam",
     "ledger",
+    "lion",
     "lomo",
     "muon",
     "on_host",
@@ -115,8 +126,12 @@ __all__ = [
     "scale_by_factored_rms",
     "scale_by_fira",
     "scale_by_galore",
+    "scale_by_lion",
     "scale_by_rowwise_adagrad",
     "scale_by_sm3",
+    "schedule_free",
+    "schedule_free_adamw",
+    "schedule_free_eval_params",
     "sm3",
     "split_master",
     "start_step",

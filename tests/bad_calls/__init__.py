@@ -1,6 +1,7 @@
 """Calls of public functions, and values that one argument of each must refuse."""
 
 from tests.bad_calls import (
+    averaged,
     factored,
     functions,
     layers,
@@ -14,6 +15,7 @@ CALLS = [
     *optimizers.CALLS,
     *factored.CALLS,
     *orthogonal.CALLS,
+    *averaged.CALLS,
     *steps.CALLS,
     *functions.CALLS,
     *operations.CALLS,

@@ -37,7 +37,9 @@ def over_cases(fast: Callable[[str], bool]):
 
 
 # Each is what two others are.
-each = over_cases(lambda name: name not in ("adama_8_bits", "apollo_mini"))
+each = over_cases(
+    lambda name: name not in ("adama_8_bits", "apollo_mini", "lion_8_bits")
+)
 # These are held to all of it in the fast suite; low rank and the host have own tests.
 some = over_cases(
     {"adama", "adam_8_bits", "sm3", "rowwise_adagrad", "muon"}.__contains__

@@ -3,6 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -108,6 +109,38 @@ def test_stochastic_rounding_of_a_number():
     assert got[:, 4].mean() == pytest.approx(-1 - 3 * 2.0**-9, abs=5 * 2.0**-7 / 128)
 
 
+def test_kahan_summation_as_numpy():
+    """To the bit, with numpy's own rounding to bfloat16."""
+    r = np.random.default_rng(0)
+    nearest = lambda x: x.astype(ml_dtypes.bfloat16).astype(np.float32)
+    p, k = nearest(r.standard_normal(512).astype(np.float32)), np.float32(0)
+    tx, params = kahan_summation(optax.identity()), {"w": array(p, jnp.bfloat16)}
+    state = tx.init(params)
+    for u in 1e-3 * r.standard_normal((20, 512)).astype(np.float32):
+        k = nearest(k + u)
+        p, old = nearest(p + k), p
+        k = nearest(k + (old - p))
+        updates, state = jax.jit(tx.update)({"w": jnp.asarray(u)}, state, params)
+        params = apply(params, updates)
+    np.testing.assert_array_equal(np.float32(params["w"]), p)
+    np.testing.assert_array_equal(np.float32(state.rest["w"]), k)
+
+
+def test_what_is_drawn_is_of_the_seed_and_the_step():
+    u, p = {"w": jnp.full((16, 64), 1e-3)}, narrow()
+
+    def ended(seed=0, steps=1):
+        tx = stochastic_rounding(optax.identity(), seed)
+        params, state = p, tx.init(p)
+        for _ in range(steps):
+            updates, state = tx.update(u, state, p)
+            params = apply(p, updates)
+        return np.float32(params["w"])
+
+    np.testing.assert_array_equal(ended(), ended())
+    assert (ended() != ended(seed=1)).any() and (ended() != ended(steps=2)).any()
+
+
 @pytest.mark.parametrize("dtype, top", [(jnp.int8, 127), (jnp.int16, 32767)])
 def test_a_split_master_is_the_weight(dtype, top):
     """To half a code of the correction, of half an ulp of bfloat16."""
@@ -140,7 +173,9 @@ def test_micro_batches_in_codes():
     assert int(state.count) == 3 and int(state.inner[0].count) == 3
 
 
-@pytest.mark.parametrize("name", some_fast(["stochastic", "split_8"], "split_8"))
+@pytest.mark.parametrize(
+    "name", some_fast(["stochastic", "kahan", "split_8"], "split_8")
+)
 def test_the_stacked_update_is_released(name):
     """No float32 array of the stack's size is made."""
     tx = WRAPPERS[name](adam(1e-2, bits=8))

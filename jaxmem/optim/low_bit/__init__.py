@@ -1,4 +1,4 @@
-"""Adam with moments in 8 or 4 bits, and bfloat16 weights that do not stand still."""
+"""Moments in 8 or 4 bits, and bfloat16 weights that do not stand still."""
 
 from jaxmem.optim.low_bit.adam import LowBitAdamState as LowBitAdamState
 from jaxmem.optim.low_bit.adam import adam as adam
@@ -7,6 +7,9 @@ from jaxmem.optim.low_bit.adam import scale_by_adam as scale_by_adam
 from jaxmem.optim.low_bit.codes import MomentCodes as MomentCodes
 from jaxmem.optim.low_bit.kahan import KahanState as KahanState
 from jaxmem.optim.low_bit.kahan import kahan_summation as kahan_summation
+from jaxmem.optim.low_bit.lion import LionState as LionState
+from jaxmem.optim.low_bit.lion import lion as lion
+from jaxmem.optim.low_bit.lion import scale_by_lion as scale_by_lion
 from jaxmem.optim.low_bit.low_bit import LowBit as LowBit
 from jaxmem.optim.low_bit.split_master import SplitMasterState as SplitMasterState
 from jaxmem.optim.low_bit.split_master import split_master as split_master

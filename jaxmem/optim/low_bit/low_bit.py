@@ -122,8 +122,10 @@ def as_low_bit(bits: Any) -> LowBit:
     return LowBit(bits)
 
 
-def zeros(how: LowBit, params: PyTree) -> tuple[PyTree, PyTree]:
-    """Both moments of new parameters, placed as these are.
+def zeros(
+    how: LowBit, params: PyTree, which: tuple[int, ...] = (0, 1)
+) -> tuple[PyTree, ...]:
+    """The moments of new parameters, placed as these are: first (0) and second (1).
 
     Raises:
       TypeError: a leaf that is no real floating array.
@@ -131,11 +133,11 @@ def zeros(how: LowBit, params: PyTree) -> tuple[PyTree, PyTree]:
     """
     if how.on_host:
         check_host_memory("on_host=True")
-    first, second = (
+    made = tuple(
         jax.tree_util.tree_map_with_path(functools.partial(zeros_of, how, i), params)
-        for i in (0, 1)
+        for i in which
     )
-    return jax.tree.map(to_host, (first, second)) if how.on_host else (first, second)
+    return jax.tree.map(to_host, made) if how.on_host else made
 
 
 def zeros_of(how: LowBit, which: int, path: Any, p: Any) -> Any:

@@ -19,7 +19,8 @@ from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
 
-Rule = Callable[[Any, Any, Any], Any]
+BOTH = (0, 1)  # the first and the second moment, of `LowBit.formats`
+Rule = Callable[..., Any]
 
 
 def is_codes(x: Any) -> bool:
@@ -32,21 +33,28 @@ def is_leaf(x: Any) -> bool:
     return x is None or is_codes(x)
 
 
-def map_moments(fn: Callable[..., tuple], grads: PyTree, mu: PyTree, nu: PyTree) -> Any:
-    """`fn(path, g, m, v)` of each leaf, its results as trees; None where g is."""
+def map_moments(fn: Callable[..., tuple], grads: PyTree, *moments: PyTree) -> Any:
+    """`fn(path, g, *moments)` of each leaf, its results as trees; None where g is."""
     leaves, tree = jax.tree_util.tree_flatten_with_path(grads, is_leaf=is_leaf)
-    firsts, seconds = (jax.tree.leaves(t, is_leaf=is_leaf) for t in (mu, nu))
-    paired = zip(leaves, firsts, seconds, strict=True)
+    kept = [jax.tree.leaves(t, is_leaf=is_leaf) for t in moments]
     done = [
-        (None, m, v) if g is None else fn(path, g, m, v) for (path, g), m, v in paired
+        (None, *old) if g is None else fn(path, g, *old)
+        for (path, g), *old in zip(leaves, *kept, strict=True)
     ]
-    return tuple(tree.unflatten([x[i] for x in done]) for i in range(3))
+    count = 1 + len(moments)
+    return tuple(tree.unflatten([x[i] for x in done]) for i in range(count))
 
 
 def moved(
-    how: LowBit, rule: Rule, path: Any, counts: tuple, g: Array, m: Any, v: Any
-) -> tuple[Any, Any, Any]:
-    """(update, first, second) of one leaf by `rule`, in codes where they were.
+    how: LowBit,
+    rule: Rule,
+    path: Any,
+    counts: tuple,
+    g: Array,
+    *moments: Any,
+    which: tuple[int, ...] = BOTH,
+) -> tuple[Any, ...]:
+    """(update, *moments) of one leaf by `rule`, in codes where they were.
 
     Args:
       how: the options the moments were made with.
@@ -55,18 +63,19 @@ def moved(
       path: the leaf's.
       counts: int32[], what numbers the step, for stochastic rounding.
       g: the gradient.
-      m, v: the moments.
+      moments: as many as `which`.
+      which: of each, whether it is stored as a first (0) or a second moment (1).
     """
-    if not is_codes(m) and not how.on_host:
-        return rule(g, m, v)
+    if not is_codes(moments[0]) and not how.on_host:
+        return rule(g, *moments)
 
     def rows(lead, carried, _):
         g, *stored = carried
-        u, *new = rule(g, *_unpacked(how, stored))
-        return u, *_packed(how, path, counts, lead, stored, new)
+        u, *new = rule(g, *_unpacked(how, stored, which))
+        return u, *_packed(how, path, counts, lead, stored, new, which)
 
     # the updates take the gradient's place
-    return _everywhere(how, rows, (g, m, v), ())
+    return _everywhere(how, rows, (g, *moments), ())
 
 
 def accumulated(
@@ -109,26 +118,27 @@ def _everywhere(how: LowBit, rows: Callable, carried: PyTree, read: PyTree) -> A
     return on_platforms(rows, chunks, platforms, carried, read)
 
 
-def _unpacked(how: LowBit, stored) -> list:
+def _unpacked(how: LowBit, stored, which=BOTH) -> list:
     if how.on_host:
         stored = jax.tree.map(to_device, stored)
     if not is_codes(stored[0]):
         return list(stored)
     assert how.formats is not None
-    return [unpack(fmt, x) for fmt, x in zip(how.formats, stored, strict=True)]
+    return [unpack(how.formats[i], x) for i, x in zip(which, stored, strict=True)]
 
 
-def _packed(how: LowBit, path, counts, lead, like, new) -> tuple[Any, Any]:
+def _packed(how: LowBit, path, counts, lead, like, new, which=BOTH) -> Any:
     """New moments as those were: in codes of the same blocks, in the same memory."""
-    done = _coded(how, path, counts, lead, like, new) if is_codes(like[0]) else new
-    first, second = jax.tree.map(to_host, done) if how.on_host else done
-    return first, second
+    if is_codes(like[0]):
+        new = _coded(how, path, counts, lead, like, new, which)
+    return tuple(jax.tree.map(to_host, new) if how.on_host else new)
 
 
-def _coded(how: LowBit, path, counts, lead, like, new) -> list[MomentCodes]:
+def _coded(how: LowBit, path, counts, lead, like, new, which) -> list[MomentCodes]:
     assert how.formats is not None
     done = []
-    for i, (fmt, x, old) in enumerate(zip(how.formats, new, like, strict=True)):
+    for i, x, old in zip(which, new, like, strict=True):
+        fmt = how.formats[i]
         draw = None
         if how.stochastic:
             seed = seed_of(path, how.seed, *counts, jnp.int32(i))
@@ -137,10 +147,19 @@ def _coded(how: LowBit, path, counts, lead, like, new) -> list[MomentCodes]:
     return done
 
 
-def check_moments(how: LowBit, grads: PyTree, mu: PyTree, nu: PyTree) -> None:
-    """ValueError for moments that these options would not make of such gradients."""
+def check_moments(
+    how: LowBit,
+    grads: PyTree,
+    *trees: PyTree,
+    names: tuple[str, ...] = ("mu", "nu"),
+    which: tuple[int, ...] = BOTH,
+) -> None:
+    """ValueError for moments that these options would not make of such gradients.
+
+    `names` are what the state calls them.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_leaf)
-    for which, (name, tree) in enumerate((("mu", mu), ("nu", nu))):
+    for i, name, tree in zip(which, names, trees, strict=True):
         moments = jax.tree.leaves(tree, is_leaf=is_leaf)
         if len(moments) != len(leaves):
             raise ValueError(
@@ -149,9 +168,8 @@ def check_moments(how: LowBit, grads: PyTree, mu: PyTree, nu: PyTree) -> None:
             )
         for (path, g), moment in zip(leaves, moments, strict=True):
             if g is not None:
-                _check_moment(
-                    how, which, f"{name}{jax.tree_util.keystr(path)}", g, moment
-                )
+                where = f"{name}{jax.tree_util.keystr(path)}"
+                _check_moment(how, i, where, g, moment)
 
 
 def _check_moment(how: LowBit, which: int, name: str, g, moment) -> None:
