@@ -9,6 +9,7 @@ of all layers, and one scatter-add takes them. A branch hands its ids and rows o
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -18,7 +19,7 @@ from jaxmem.ir.flatten import is_plain_call, opened
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.row_scatters import RowSums, Scatters, adds_rows
-from jaxmem.ir.scans import iterations, scan_like, split
+from jaxmem.ir.scans import iterations, rows_of_layers, scan_like, split
 from jaxmem.ir.types import Body, ClosedJaxpr, JaxprEqn, Var
 
 # Whether a variable, of which so many rows are added up, is to be made outside.
@@ -127,7 +128,7 @@ def _scan(eqn: JaxprEqn, args: list, wanted: Wanted) -> list[Any]:
 
     ends, (ys, rows) = scan_like(eqn, step, [init[k] for k in carried], xs)
     outs = dict(zip(carried, ends, strict=True))
-    for k, (ids, added) in zip(found, rows, strict=True):
+    for k, (ids, added) in zip(found, jax.tree.map(rows_of_layers, rows), strict=True):
         flat = added.reshape(-1, *added.shape[2:])
         outs[k] = _compat.in_context_of(eqn, _added, init[k], ids.reshape(-1), flat)
     return [*(outs[k] for k in range(n)), *ys]
