@@ -78,15 +78,19 @@ class ProductKeyMemory(nnx.Module):
         values: Float[Array, "n_squared features"] | None = None,
     ) -> Float[Array, "*batch features"]:
         """Reads the layer's own values, or those that are given."""
-        if values is None and self.values is None:
-            raise ValueError(
-                "ProductKeyMemory: values=None: a layer with use_values=False is "
-                "called with the values that it reads"
-            )
-        values = self.values[...] if values is None else values
+        if values is None:
+            values = self._own_values()
         dtype = x.dtype if self.dtype is None else self.dtype
         queries = self.query(x).astype(dtype)
         y = read(self, queries, self.keys[...], values).astype(dtype)
         if self.gate is None or self.out is None:
             return y
         return self.out(ops.swiglu(self.gate(x).astype(dtype), y)).astype(dtype)
+
+    def _own_values(self) -> Array:
+        if self.values is None:
+            raise ValueError(
+                "ProductKeyMemory: values=None: a layer with use_values=False is "
+                "called with the values that it reads"
+            )
+        return self.values[...]

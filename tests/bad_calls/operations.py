@@ -193,10 +193,11 @@ CALLS = [
         "out_of_range": ("banana", 3, True, ["clip"]),
     }),
     Call("product_key_memory", ops.product_key_memory,
-        {"queries": ones(3, 2, 4), "keys": ones(2, 2, 5, 2), "values": ones(25, 3),
-        "k": 2}, {
-        "queries": (*FLOATS, ones(3, 2, 5)), "keys": (*FLOATS, ones(2, 5, 2)),
-        "values": (*FLOATS, ones(24, 3)), "k": (None, *COUNT, 6),
+        {"queries": jnp.ones((3, 2, 4)), "keys": jnp.ones((2, 2, 5, 2)),
+        "values": jnp.ones((25, 3)), "k": 2}, {
+        "queries": (*FLOATS, jnp.ones((3, 2, 5))),
+        "keys": (*FLOATS, jnp.ones((2, 5, 2))),
+        "values": (*FLOATS, jnp.ones((24, 3))), "k": (None, *COUNT, 6),
     }),
     Call("merge_scale", ops.merge_scale,
         {"kernel": KERNEL, "bias": ones(6)}, MERGE, trace=True),
