@@ -26,12 +26,12 @@ from jaxmem.ir.types import Body, ClosedJaxpr, JaxprEqn, Var
 Wanted = Callable[[Var, int], bool]
 
 
-def rows_outside(closed: Body, wanted: Wanted = lambda v, rows: True) -> Any:
+def rows_outside(closed: Body, wanted: Wanted) -> Any:
     """A jaxpr whose loops and branches add no rows into zeros, or into a carry.
 
     Args:
       closed: as traced; calls may be written out in the result.
-      wanted: which gradients; those that are larger outside than they were stay.
+      wanted: of which sums. Outside, the rows of all iterations are in memory.
 
     Returns:
       The jaxpr itself where nothing adds such rows.

@@ -103,7 +103,9 @@ def _wanted(params: Any, named: list[tuple[str, Any]], tables: Any) -> list[bool
 
 def _computed(traced: jaxprs.Traced, named, wanted: list[bool]) -> list[Any]:
     """The outputs of a traced gradient, those of tables as rows."""
-    graph = JaxprGraph(rows_outside(_written_out(traced.jaxpr)))
+    shapes = {x.shape for (_, x), own in zip(named, wanted, strict=True) if own}
+    of_table = lambda v, rows: v.aval.shape in shapes
+    graph = JaxprGraph(rows_outside(_written_out(traced.jaxpr), of_table))
     values = Values(graph, graph.inputs(traced.leaves))
     first = len(graph.outvars) - len(named)  # the gradients come last
     sums = RowSums(graph, inside=why_inside)

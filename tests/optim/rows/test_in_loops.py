@@ -157,6 +157,24 @@ def test_prints_of_layers_are_kept(capfd):
     assert capfd.readouterr().out.count("layer") == LAYERS
 
 
+def test_other_sums_stay_in_the_loop():
+    """A histogram in the carry: the rows of all iterations would be larger than it."""
+
+    def loss(params, ids):
+        def layer(counts, i):
+            return counts.at[i % 4].add(params["embed"]["table"][i]), None
+
+        return jnp.mean(jax.lax.scan(layer, jnp.zeros((4, WIDTH)), ids)[0] ** 2)
+
+    grad = optim.value_and_row_grad(loss, TABLE)
+    closed = jax.make_jaxpr(grad)(given(), layers_of_ids())
+    forward = next(e for e in closed.jaxpr.eqns if e.primitive.name == "scan")
+    assert (4, WIDTH) in [v.aval.shape for v in forward.outvars]
+    rows = (LAYERS, IDS, WIDTH)
+    assert rows not in [v.aval.shape for v in forward.outvars]
+    check(loss, layers_of_ids())
+
+
 def tied(table, ids, h):
     return table[ids] + jnp.tanh(h @ table[:4].T) @ table[:4]
 
