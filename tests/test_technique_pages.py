@@ -15,6 +15,7 @@ TECHNIQUES = (
     "foreign",
     "frozen",
     "kernels",
+    "memory_layers",
     "norms",
     "ops",
     "sampled_linear",

@@ -3,6 +3,7 @@
 from benchmarks.figures.rows import (
     PEAK_AND_MS,
     TEMP_AND_MS,
+    Row,
     beside_older,
     figures,
     rows,
@@ -133,3 +134,19 @@ def tables() -> str:
     cells = [(*key, *(peak(key, chip) for chip in CHIPS)) for key in sorted(lines)]
     heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
     return table(("rule", "columns", "gradient", *heads), cells)
+
+
+@figures("memory layers")
+def memory_layers() -> str:
+    """Peaks / predicted ms of a step whose layers read one pool of values."""
+    found = rows("memory_layers")
+    lines = dict.fromkeys((r["layers"], r["gradient"]) for r in found)
+    cell = {(r["layers"], r["gradient"], r["target"]): both(r) for r in found}
+    cells = [(*key, *(cell[*key, chip] for chip in CHIPS)) for key in lines]
+    heads = (f"{chip}, MiB / predicted ms" for chip in CHIPS.values())
+    return table(("layers", "gradient", *heads), cells)
+
+
+def both(r: Row) -> str:
+    """The peak and the time of a row, in MiB and ms."""
+    return f"{float(r['peak MiB']):,.0f} / {float(r['predicted ms']):.1f}"

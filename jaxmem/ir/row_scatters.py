@@ -1,12 +1,13 @@
 """A table's gradient as the rows that are added into it.
 
-The gradient of a lookup is a scatter-add into zeros. Several lookups give several of
-them, one into the result of another or added; a table that is looked up in another
-dtype gives a cast of one. `RowSums` finds them behind the variables of a graph, and
-`Scatters.rows` computes ids and rows without the array that they would be added into.
+The gradient of a lookup is a scatter-add into zeros, or, of one id that is no array, a
+row written into zeros. Several lookups give several of them, one into the result of
+another or added; a table that is looked up in another dtype gives a cast of one.
+`RowSums` finds them behind the variables of a graph, and `Scatters.rows` computes ids
+and rows without the array that they would be added into.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,21 +74,26 @@ class RowSums:
 
     Attributes:
       graph: the graph.
+      given: arguments of it that count as zero.
+      inside: says of a scan why one of its outputs is no such sum.
       slots: of a variable that is such a sum how many rows are added, each time that
         one is counted; 0 of zeros.
       whys: of any other what else makes it.
     """
 
     graph: JaxprGraph
+    given: frozenset[Any] = frozenset()
+    inside: Callable[[JaxprEqn, Var], str] | None = None
     slots: dict[Any, int] = field(default_factory=dict)
     whys: dict[Any, str] = field(default_factory=dict)
+    zeros: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        zeros: set[Any] = set()
+        self.slots.update(dict.fromkeys(self.given, 0))
         for eqn in self.graph.eqns:
             for v in eqn.outvars:
-                if _is_zero(eqn, v, zeros):
-                    zeros.add(v)
+                if _is_zero(eqn, v, self.zeros):
+                    self.zeros.add(v)
                     self.slots[v] = 0
                 else:
                     self._tell(eqn, v)
@@ -96,9 +102,10 @@ class RowSums:
         """What makes a variable that is no such sum; empty if it is one."""
         if not v.aval.ndim:
             return "it has no rows"
-        return self._why(v)
+        return self.why_atom(v)
 
-    def _why(self, atom: Any) -> str:
+    def why_atom(self, atom: Any) -> str:
+        """The same of an operand, which may be a literal."""
         if is_var(atom):
             known = "" if atom in self.slots else "a part of it is given"
             return self.whys.get(atom, known)
@@ -107,9 +114,12 @@ class RowSums:
     def _tell(self, eqn: JaxprEqn, v: Var) -> None:
         """Notes of what is not zero whether an equation adds rows up."""
         read = _summed(eqn, v)
+        if primitives.is_update(eqn) and eqn.invars[0] not in self.zeros:
+            read = f"{primitives.quoted(eqn)} makes a part of it"
         if isinstance(read, str):
-            self.whys[v] = read
-        elif why := next(filter(None, map(self._why, reversed(read))), ""):
+            asked = self.inside if primitives.is_scan(eqn) else None
+            self.whys[v] = asked(eqn, v) if asked else read
+        elif why := next(filter(None, map(self.why_atom, reversed(read))), ""):
             self.whys[v] = why
         else:
             own = _own_slots(eqn)
@@ -145,7 +155,7 @@ class RowSums:
             if primitives.is_cast(eqn):
                 casts.append(eqn.invars[0])
                 continue
-            if primitives.is_scatter_add(eqn):
+            if adds_rows(eqn):
                 found.append(i)
             operands = _summed(eqn, w)
             assert not isinstance(operands, str), operands  # `_tell` has asked
@@ -155,10 +165,10 @@ class RowSums:
 
 def _summed(eqn: JaxprEqn, v: Var) -> list[Any] | str:
     """The operands whose sum, beside rows, an equation makes; or why it makes none."""
-    if primitives.is_scatter_add(eqn):
-        if not _adds_rows(eqn):
-            return "`scatter-add` adds more or less than whole rows"
+    if adds_rows(eqn):
         return [eqn.invars[0]]
+    if primitives.is_scatter_add(eqn):
+        return "`scatter-add` adds more or less than whole rows"
     if primitives.is_sum(eqn):
         return list(eqn.invars)
     if primitives.of(eqn).same:
@@ -170,6 +180,8 @@ def _summed(eqn: JaxprEqn, v: Var) -> list[Any] | str:
 
 def _own_slots(eqn: JaxprEqn) -> int:
     """How many rows an equation adds."""
+    if primitives.is_update(eqn):
+        return 1
     if not primitives.is_scatter_add(eqn):
         return 0
     return jaxprs.elements(eqn.invars[1].aval.shape)
@@ -187,6 +199,9 @@ def _is_zero(eqn: JaxprEqn, v: Var, zeros: set[Any]) -> bool:
 def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
     """Ids and rows of a scatter-add, in the shapes that it has them in."""
     eqn = values.graph.eqns[i]
+    if primitives.is_update(eqn):
+        rows, start = (values.read(v) for v in eqn.invars[1:3])
+        return jnp.clip(start, 0, count - 1).astype(jnp.int32)[None], rows
     ids, rows = (values.read(v) for v in eqn.invars[1:])
     ids = jnp.asarray(ids)[..., 0]
     # in other modes an id outside of the table adds to no row
@@ -198,8 +213,12 @@ def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
     return ids.astype(jnp.int32), rows
 
 
-def _adds_rows(eqn: JaxprEqn) -> bool:
-    """Whether each id names a whole row to which a row is added."""
+def adds_rows(eqn: JaxprEqn) -> bool:
+    """Whether each id names a whole row, to which a row is added, or one is written."""
+    if primitives.is_update(eqn):
+        return _writes_row(eqn)
+    if not primitives.is_scatter_add(eqn):
+        return False
     table, ids, rows = (v.aval for v in eqn.invars)
     numbers = eqn.params["dimension_numbers"]
     batch = rows.ndim - (table.ndim - 1)
@@ -211,3 +230,9 @@ def _adds_rows(eqn: JaxprEqn) -> bool:
         and rows.shape[batch:] == table.shape[1:]
         and ids.shape == (*rows.shape[:batch], 1)
     )
+
+
+def _writes_row(eqn: JaxprEqn) -> bool:
+    """Whether an update is one row; its index along whole axes is clamped to zero."""
+    table, row = (v.aval.shape for v in eqn.invars[:2])
+    return bool(table) and row == (1, *table[1:])

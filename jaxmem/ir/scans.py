@@ -95,6 +95,19 @@ def is_ahead(eqn: JaxprEqn) -> bool:
     return primitives.is_named(eqn) and eqn.params["name"] == _AHEAD
 
 
+_ROWS = "rows of a table"
+
+
+def rows_of_layers(stack: Any) -> Any:
+    """A stack of ids, or of rows that are added into a table: no parameter's layers."""
+    return checkpoint_name(stack, _ROWS)
+
+
+def is_rows_of_layers(eqn: JaxprEqn) -> bool:
+    """Whether an equation is that of `rows_of_layers`."""
+    return primitives.is_named(eqn) and eqn.params["name"] == _ROWS
+
+
 def barrier(values: Sequence[Any]) -> list[Any]:
     """`optimization_barrier`, one for each set of mesh axes over which values vary."""
     # Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.

@@ -30,6 +30,7 @@ from jaxmem.nn._layers_linen import (
 )
 from jaxmem.nn._layers_linen import RMSNorm as RMSNorm
 from jaxmem.nn._layers_linen import SelfAttention as SelfAttention
+from jaxmem.nn._memory_linen import ProductKeyMemory as ProductKeyMemory
 
 __all__ = [
     "BatchNorm",
@@ -45,6 +46,7 @@ __all__ = [
     "MSRMSNorm",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
+    "ProductKeyMemory",
     "RMSNorm",
     "SampledDense",
     "SelfAttention",

@@ -20,6 +20,7 @@ from jaxmem.nn._layers_nnx import MSLayerNorm as MSLayerNorm
 from jaxmem.nn._layers_nnx import MSRMSNorm as MSRMSNorm
 from jaxmem.nn._layers_nnx import MultiHeadAttention as MultiHeadAttention
 from jaxmem.nn._layers_nnx import RMSNorm as RMSNorm
+from jaxmem.nn._memory_nnx import ProductKeyMemory as ProductKeyMemory
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "MSLayerNorm",
     "MSRMSNorm",
     "MultiHeadAttention",
+    "ProductKeyMemory",
     "RMSNorm",
     "SampledDense",
     "VeLoRADense",

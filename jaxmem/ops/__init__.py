@@ -33,6 +33,7 @@ from jaxmem.ops.codes.stored import stored as stored
 from jaxmem.ops.cross_entropy.linear import linear_cross_entropy as linear_cross_entropy
 from jaxmem.ops.embedding.bag import embedding_bag as embedding_bag
 from jaxmem.ops.embedding.embed import embed as embed
+from jaxmem.ops.embedding.product_keys import product_key_memory as product_key_memory
 from jaxmem.ops.few_bit.derivative import fewbit as fewbit
 from jaxmem.ops.few_bit.derivative import fewbit_table as fewbit_table
 from jaxmem.ops.linear.conv import conv as conv
@@ -89,6 +90,7 @@ __all__ = [
     "mish",
     "ms_layer_norm",
     "ms_rms_norm",
+    "product_key_memory",
     "regelu2",
     "relu",
     "resilu2",

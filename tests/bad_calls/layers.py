@@ -21,6 +21,9 @@ ABN |= {"alpha": (None, *POSITIVE), "approximate": (None, 3, "tanh")}
 SAMPLED = {"budget": (None, *SHARE, 0), "method": (None, *WORD)}
 VELORA = {"groups": (None, *COUNT), "scale": (None, "x", True, NAN, INF, [1.0])}
 LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
+MEMORY = {"num_keys": (None, *COUNT), "features": COUNT, "heads": (None, *COUNT)}
+MEMORY |= {"k": (None, *COUNT, 9), "key_features": (None, *COUNT, 3)}
+MEMORY |= {"gated": (None, 3, "x"), "query_norm": (3, "x")}
 RNGS = flax_nnx.Rngs(0)
 
 LINEN = [
@@ -38,6 +41,7 @@ LINEN = [
     (linen.SampledDense, {"features": 2}, SAMPLED),
     (linen.VeLoRADense, {"features": 2}, VELORA),
     (linen.LoRADense, {"features": 2}, LORA),
+    (linen.ProductKeyMemory, {"num_keys": 8, "k": 2, "key_features": 4}, MEMORY),
 ]
 NNX = [
     (nnx.LayerNorm, {"num_features": 4}, NORM),
@@ -52,6 +56,9 @@ NNX = [
     (nnx.MultiHeadAttention, {"num_heads": 2, "in_features": 4}, {"save": BITS}),
     (nnx.SampledDense, {"in_features": 4, "out_features": 4}, SAMPLED),
     (nnx.VeLoRADense, {"in_features": 32, "out_features": 4}, VELORA),
+    (nnx.ProductKeyMemory,
+        {"in_features": 4, "num_keys": 8, "k": 2, "key_features": 4},
+        {**MEMORY, "in_features": (None, *COUNT), "use_values": (None, 3, "x")}),
 ]  # fmt: skip
 
 CALLS = [

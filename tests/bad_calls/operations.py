@@ -192,6 +192,13 @@ CALLS = [
         "weights": ("x", {}, INTS, ones(2)), "mode": (None, *WORD),
         "out_of_range": ("banana", 3, True, ["clip"]),
     }),
+    Call("product_key_memory", ops.product_key_memory,
+        {"queries": jnp.ones((3, 2, 4)), "keys": jnp.ones((2, 2, 5, 2)),
+        "values": jnp.ones((25, 3)), "k": 2}, {
+        "queries": (*FLOATS, jnp.ones((3, 2, 5))),
+        "keys": (*FLOATS, jnp.ones((2, 5, 2))),
+        "values": (*FLOATS, jnp.ones((24, 3))), "k": (None, *COUNT, 6),
+    }),
     Call("merge_scale", ops.merge_scale,
         {"kernel": KERNEL, "bias": ones(6)}, MERGE, trace=True),
     Call("unmerge_scale", ops.unmerge_scale,

@@ -83,7 +83,7 @@ def embedding_bag(
         weights = jnp.asarray(weights)
     with jax.named_scope("jaxmem.embedding_bag"):
         places = indices(ids, table.shape[0], out_of_range)
-        return _bag(mode, table, places, weights)
+        return bag_of(mode, table, places, weights)
 
 
 def _reduced(mode: Reduction, axis: int, rows: Array, weights: Array | None) -> Array:
@@ -103,11 +103,12 @@ def _reduced(mode: Reduction, axis: int, rows: Array, weights: Array | None) -> 
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _bag(mode, table, places, weights):
+def bag_of(mode, table, places, weights):
+    """`embedding_bag` of ids that are `indices` already."""
     return _reduced(mode, places.ndim - 2, taken(table, places), weights)
 
 
-@functools.partial(_bag.defjvp, symbolic_zeros=True)
+@functools.partial(bag_of.defjvp, symbolic_zeros=True)
 def _bag_jvp(mode, primals, tangents):
     table, places, weights = primals
     axis = places.ndim - 2
@@ -131,4 +132,4 @@ def _bag_jvp(mode, primals, tangents):
     tangent = jax.checkpoint(linear, prevent_cse=False)(
         table, places, weights, rows_dot, tangents[2] if weighted else None
     )
-    return _bag(mode, table, places, weights), tangent
+    return bag_of(mode, table, places, weights), tangent

@@ -16,12 +16,12 @@ OutOfRange = Literal["fill", "clip"]
 _NAMED = 5  # ids that an error shows
 
 
-def check_table(name: str, table: Any) -> Array:
+def check_table(name: str, table: Any, argument: str = "table") -> Array:
     """An array of floats with rows."""
-    check_array(f"{name}: table", table, "floating")
+    check_array(f"{name}: {argument}", table, "floating")
     table = jnp.asarray(table)
     if not table.ndim or not table.shape[0]:
-        raise wrong_value(f"{name}: table", table, "at least one row")
+        raise wrong_value(f"{name}: {argument}", table, "at least one row")
     return table
 
 

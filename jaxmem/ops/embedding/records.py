@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from jaxmem.ops.embedding.bag import embedding_bag
 from jaxmem.ops.embedding.embed import embed
+from jaxmem.ops.embedding.product_keys import product_key_memory
 from jaxmem.ops.record import OpRecord
 
 
@@ -18,4 +19,5 @@ def _summed(table, ids):
 EMBEDDINGS = (
     OpRecord(embed, reference=_looked_up),
     OpRecord(embedding_bag, reference=_summed),
+    OpRecord(product_key_memory),
 )

@@ -16,6 +16,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_plain_call, opened
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.row_scatters import RowSums, Scatters
+from jaxmem.ir.rows_outside import rows_outside, why_inside
 from jaxmem.optim.rows.gradients import RowGradients
 
 _WHO = "value_and_row_grad: tables"
@@ -30,12 +31,14 @@ def value_and_row_grad(
     A table is read by lookups alone: `jaxmem.ops.embed` and `embedding_bag`,
     `jnp.take`, `table[ids]` with an array of ids, Flax's `Embed`. The model does not
     have to be changed. No array of the table's size is made: memory and time of its
-    gradient are proportional to the ids. Several lookups in one table, casts of it, and
-    `jax.checkpoint` are seen through.
+    gradient are proportional to the ids. Several lookups in one table, casts of it,
+    `jax.checkpoint`, and a `scan` or `cond` whose body reads it are seen through: a
+    scan stacks the ids and rows of its iterations.
 
     A table that is read in another way too, such as one tied to the output layer, has a
-    dense gradient, and is refused; so is one that is looked up inside a `scan` or a
-    `shard_map` (which may be around the whole call: see `RowGradients.all_gather`).
+    dense gradient, and is refused; so is one that is looked up inside a `shard_map`
+    (which may be around the whole call: see `RowGradients.all_gather`), and a stack of
+    tables of which a `scan` reads one in each iteration.
 
     Call it under `jit`: it traces the gradient at every call.
 
@@ -100,10 +103,12 @@ def _wanted(params: Any, named: list[tuple[str, Any]], tables: Any) -> list[bool
 
 def _computed(traced: jaxprs.Traced, named, wanted: list[bool]) -> list[Any]:
     """The outputs of a traced gradient, those of tables as rows."""
-    graph = JaxprGraph(_written_out(traced.jaxpr))
+    shapes = {x.shape for (_, x), own in zip(named, wanted, strict=True) if own}
+    of_table = lambda v, rows: v.aval.shape in shapes
+    graph = JaxprGraph(rows_outside(_written_out(traced.jaxpr), of_table))
     values = Values(graph, graph.inputs(traced.leaves))
     first = len(graph.outvars) - len(named)  # the gradients come last
-    sums = RowSums(graph)
+    sums = RowSums(graph, inside=why_inside)
     rows = {
         first + k: _scatters(sums, graph.outvars[first + k], path)
         for k, (path, _) in enumerate(named)
@@ -124,7 +129,7 @@ def _scatters(sums: RowSums, v, path: str) -> Scatters:
     if why := sums.why(v):
         raise ValueError(
             f"{_WHO}: the gradient of {path!r} is dense: {why}; a table is read by "
-            "lookups alone, outside of loops"
+            "lookups alone, and by a loop as a whole"
         )
     return sums.scatters(v)
 

@@ -16,7 +16,7 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import Axis, Placements, Shard
 from jaxmem.ir.placements.layers import made_of
 from jaxmem.ir.propagation import shardings_in
-from jaxmem.ir.scans import is_on_host, is_var, split, xs_of, ys_of
+from jaxmem.ir.scans import is_on_host, is_rows_of_layers, is_var, split, xs_of, ys_of
 from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
@@ -77,7 +77,8 @@ def _plan(
 ) -> Release:
     search = after_scan(graph, scan)
     stacked = ys_of(graph.eqns[scan])
-    groups = _groups(graph, search, stacked)
+    gradients = [v for v in stacked if not _is_of_a_table(graph, v)]
+    groups = _groups(graph, search, gradients)
     chosen, stacks = [], []
     for group in groups:
         new = _writes(graph, scan, search, group, aliases)
@@ -101,6 +102,12 @@ def _plan(
         tuple(v for v in whole.needed(graph) if v not in pairs),
         tuple(stacks),
     )
+
+
+def _is_of_a_table(graph: JaxprGraph, v) -> bool:
+    """Whether a stack is what a table's rows are updated by, and no gradient."""
+    users = (graph.eqns[u] for u in graph.users.get(v, ()))
+    return any(map(is_rows_of_layers, users))
 
 
 def _pays(writes: "Writes", group: "Group", shardings: Shardings) -> bool:

@@ -5,13 +5,15 @@ an update of the touched rows alone is exact.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.ir import primitives
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.row_scatters import RowSums, Scatters
+from jaxmem.ir.row_scatters import RowSums, Scatters, adds_rows
+from jaxmem.ir.rows_outside import BodySums, why_inside
 from jaxmem.ir.scans import LARGE, is_var, size_of
+from jaxmem.ir.types import JaxprEqn
 from jaxmem.scheduling.rows.no_effect import ZERO, of_zero
 
 ROWS = 4  # a table has so many times more rows than are added, or it does not pay
@@ -28,6 +30,7 @@ class UpdatedTable:
 
     Attributes:
       gradient: the variable that would be of the table's size.
+      maker: the equation that makes it, or the loop in which it is made.
       scatters: what is added into it.
       update: positions of the equations that it goes into.
       outputs: variable of an updated array -> the input whose other rows it has.
@@ -35,29 +38,52 @@ class UpdatedTable:
     """
 
     gradient: Any
+    maker: JaxprEqn
     scatters: Scatters | None
     update: frozenset[int] = frozenset()
     outputs: tuple[tuple[Any, Any], ...] = ()
     why: str = ""
 
+    @property
+    def mixed(self) -> bool:
+        """Whether it is rows and something else."""
+        return self.scatters is None
+
 
 def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
     """Those for which it pays, in order."""
-    if not any(primitives.is_scatter_add(eqn) for eqn in graph.eqns):
-        return
-    sums, taken = RowSums(graph), set()
+    if any(map(adds_rows, graph.eqns)):
+        yield from _found(RowSums(graph, inside=why_inside))
+
+
+def _found(sums: RowSums) -> Iterator[UpdatedTable]:
+    graph, taken = sums.graph, set()
     for i, eqn in enumerate(graph.eqns):
         v = eqn.outvars[0] if len(eqn.outvars) == 1 else None
         if v is None or i in taken or not _is_table(v):
             continue
         if found := sums.why(v):
             if why := _mixed(sums, eqn, found):
-                yield UpdatedTable(v, None, why=why)
+                yield UpdatedTable(v, eqn, None, why=why)
         elif _pays(sums, v) and _is_whole(sums, v):
-            table = _table(graph, v, sums.scatters(v))
+            table = _table(graph, eqn, sums.scatters(v))
             # what the update makes of the gradient is no gradient of another table
             taken |= table.update
             yield table
+
+
+def mixed_in(eqn: JaxprEqn) -> Iterator[UpdatedTable]:
+    """In the body of a scan those that are read in another way too."""
+    if primitives.is_scan(eqn) and any(
+        map(adds_rows, jaxprs.walk(*jaxprs.bodies(eqn)))
+    ):
+        found = _found(BodySums(eqn, pays).sums)
+        yield from (replace(table, maker=eqn) for table in found if table.mixed)
+
+
+def pays(v, rows: int) -> bool:
+    """Whether a gradient with so many rows added is better made of them."""
+    return _is_table(v) and ROWS * rows <= v.aval.shape[0]
 
 
 def _is_table(v) -> bool:
@@ -70,7 +96,7 @@ def _is_large(v) -> bool:
 
 
 def _pays(sums: RowSums, v) -> bool:
-    return 0 < ROWS * sums.slots[v] <= v.aval.shape[0]
+    return bool(sums.slots[v]) and pays(v, sums.slots[v])
 
 
 def _is_whole(sums: RowSums, v) -> bool:
@@ -106,9 +132,10 @@ def _mixed(sums: RowSums, eqn, why: str) -> str:
     return f"the table is used elsewhere too: {why}" if rows else ""
 
 
-def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
+def _table(graph: JaxprGraph, maker: JaxprEqn, found: Scatters) -> UpdatedTable:
     """The table of a gradient, and why it is left alone."""
     update: set[int] = set()
+    (v,) = maker.outvars
     reached = {v}
     for i, eqn in enumerate(graph.eqns):
         if not any(is_var(x) and x in reached for x in eqn.invars):
@@ -116,11 +143,11 @@ def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
         shapes = {x.aval.shape for x in eqn.outvars}
         if not is_by_element(eqn) or shapes != {v.aval.shape}:
             why = f"{primitives.quoted(eqn)} reads all of it"
-            return UpdatedTable(v, found, why=why)
+            return UpdatedTable(v, maker, found, why=why)
         update.add(i)
         reached.update(eqn.outvars)
     pairs, why = _outputs(graph, v, reached)
-    return UpdatedTable(v, found, frozenset(update), pairs, why)
+    return UpdatedTable(v, maker, found, frozenset(update), pairs, why)
 
 
 def is_by_element(eqn) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -13,11 +14,19 @@ from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.propagation import shardings_in
+from jaxmem.ir.rows_outside import rows_outside
 from jaxmem.ir.shards import InputShardings
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.plan.rows import Description, Gradient, described, gradient
-from jaxmem.scheduling.rows.touched import NOTHING, UpdatedTable, is_by_element, tables
+from jaxmem.scheduling.rows.touched import (
+    NOTHING,
+    UpdatedTable,
+    is_by_element,
+    mixed_in,
+    pays,
+    tables,
+)
 
 LANES = 128  # a row of an array on a TPU takes a multiple of these elements
 
@@ -31,11 +40,10 @@ class TouchedRows:
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables of a list of equations, and the equations that make their gradients."""
+    """Tables of a list of equations."""
 
     tables: tuple[UpdatedTable, ...]
-    makers: tuple[Any, ...]
-    within: Any = None  # the list, a closed jaxpr
+    within: Any = None  # the list, a closed jaxpr, with rows outside of its loops
     given: InputShardings | None = None  # how its inputs are sharded over devices
 
 
@@ -45,45 +53,53 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
     config = TouchedRows
 
     def analyse(self, level: Level, config: TouchedRows) -> Iterator[Tables]:
-        graph = JaxprGraph(level.jaxpr)
-        found = tuple(t for t in tables(graph) if not _why_not(t, level))
-        if found:
-            makers = (graph.eqns[graph.maker[t.gradient]] for t in found)
-            yield Tables(found, tuple(makers), level.jaxpr, level.shardings)
+        closed = _rows_outside(level)
+        every = tables(JaxprGraph(closed))
+        if found := tuple(t for t in every if not _why_not(t, level)):
+            yield Tables(found, closed, level.shardings)
 
     def apply(self, level: Level, rewrite: Tables):
-        graph = JaxprGraph(level.jaxpr)
+        graph = JaxprGraph(rewrite.within)
         instead = {}
         for table in rewrite.tables:
             rows = _RowsAt(table)
             for out, own in table.outputs:
                 instead[graph.maker[out]] = partial(rows.put, out, own)
-        return done_otherwise(level.jaxpr, graph, instead)
+        return done_otherwise(rewrite.within, graph, instead)
 
     def describe(self, rewrite: Tables, target: str) -> Description:
         del target
         shardings = shardings_in(rewrite.within, rewrite.given)
 
-        def row(v, maker) -> Gradient:
-            return gradient(v.aval, maker, True, "", shardings.shards(v))
+        def row(table: UpdatedTable) -> Gradient:
+            v = table.gradient
+            return gradient(v.aval, table.maker, True, "", shardings.shards(v))
 
-        of = (table.gradient for table in rewrite.tables)
-        return Description(gradients=tuple(map(row, of, rewrite.makers)))
+        return Description(gradients=tuple(map(row, rewrite.tables)))
 
     def left(self, level: Level, config: TouchedRows) -> Iterator[str]:
         del config
-        graph = JaxprGraph(level.jaxpr)
-        for table in tables(graph):
-            maker = graph.eqns[graph.maker[table.gradient]]
+        graph = JaxprGraph(_rows_outside(level))
+        found = list(tables(graph))
+        told = {v for t in found if t.mixed for v in filter(is_var, t.maker.invars)}
+        others = (eqn for eqn in graph.eqns if told.isdisjoint(eqn.outvars))
+        for table in chain(found, *map(mixed_in, others)):
             why = _why_not(table, level)
-            if why not in ("", NOTHING) and is_transposed(maker):
-                _, shape, dtype, path = described(table.gradient.aval, maker)
+            if why not in ("", NOTHING) and is_transposed(table.maker):
+                _, shape, dtype, path = described(table.gradient.aval, table.maker)
                 sizes = ",".join(map(str, shape))
                 where = f" of {path}" if path else ""
                 yield (
                     f"the gradient {dtype}[{sizes}]{where} of a table stays dense: "
                     f"{why}"
                 )
+
+
+def _rows_outside(level: Level) -> Any:
+    """The list, in which loops add no rows that this pass may add."""
+    closed = level.jaxpr
+    make = lambda: rows_outside(closed, pays)
+    return level.known.get("rows outside", (closed,), make)
 
 
 def _why_not(table: UpdatedTable, level: Level) -> str:

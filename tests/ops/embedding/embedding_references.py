@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
@@ -52,7 +53,42 @@ def bag(mode, weighted):
     )
 
 
+def memory(queries, keys, values, k):
+    """Every pair of keys is scored, from the sums of the halves."""
+    n, width = values.shape[0], queries.shape[-1] // 2
+    side = keys.shape[2]
+    pairs = jnp.concatenate(
+        [jnp.repeat(keys[:, 0], side, axis=1), jnp.tile(keys[:, 1], (1, side, 1))], -1
+    )
+    assert pairs.shape == (keys.shape[0], n, 2 * width)
+    best, ids = jax.lax.top_k(jnp.einsum("...hd,hnd->...hn", queries, pairs), k)
+    weights = jax.nn.softmax(best, axis=-1)
+    return jnp.einsum("...hk,...hkv->...v", weights, values[ids])
+
+
+def memory_args(shape, dtype, rng):
+    """Two heads of six keys of each half; the last axis is that of the values."""
+    heads, side, half = 2, 6, 3
+    draw = lambda *sizes: array(rng.standard_normal(sizes), dtype)
+    queries = draw(*shape[:-1], heads, 2 * half)
+    return queries, draw(heads, 2, side, half), draw(side**2, shape[-1])
+
+
+def memory_kept(args, wanted):
+    """Ids and weights of 2 heads and 3 values each."""
+    return args[0].size // 6 * 3 * (4 + 4)
+
+
 COMPARISONS = [
+    Comparison(
+        "product key memory",
+        functools.partial(ops.product_key_memory, k=3),
+        functools.partial(memory, k=3),
+        memory_args,
+        ((4, 5), (2, 3, 7)),
+        (0, 1, 2),
+        memory_kept,
+    ),
     Comparison(
         "embed",
         ops.embed,
