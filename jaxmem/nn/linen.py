@@ -30,6 +30,7 @@ from jaxmem.nn._layers_linen import (
 )
 from jaxmem.nn._layers_linen import RMSNorm as RMSNorm
 from jaxmem.nn._layers_linen import SelfAttention as SelfAttention
+from jaxmem.nn._reversible_linen import Reversible as Reversible
 
 __all__ = [
     "BatchNorm",
@@ -46,6 +47,7 @@ __all__ = [
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
     "RMSNorm",
+    "Reversible",
     "SampledDense",
     "SelfAttention",
     "VeLoRADense",

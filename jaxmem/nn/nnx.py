@@ -21,6 +21,7 @@ from jaxmem.nn._layers_nnx import MSRMSNorm as MSRMSNorm
 from jaxmem.nn._layers_nnx import MultiHeadAttention as MultiHeadAttention
 from jaxmem.nn._layers_nnx import RMSNorm as RMSNorm
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
+from jaxmem.nn._reversible_nnx import Reversible as Reversible
 
 __all__ = [
     "BatchNorm",
@@ -35,6 +36,7 @@ __all__ = [
     "MSRMSNorm",
     "MultiHeadAttention",
     "RMSNorm",
+    "Reversible",
     "SampledDense",
     "VeLoRADense",
 ]
