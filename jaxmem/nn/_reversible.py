@@ -91,11 +91,11 @@ def reversible(
         them.
 
     Limits:
-        Gradients are those of the recomputed streams, which differ from the forward
-        pass by roundings in `stream_dtype` of each layer, and by those of f and g where
-        the compiler rounds them otherwise in the backward pass. With bfloat16 streams
-        that error grows with depth (`docs/reversible.md` has it measured). Forward-mode
-        differentiation (`jax.jvp`) raises.
+        Gradients are those of the recomputed streams. These differ from the forward
+        pass by a rounding in `stream_dtype` of each layer, and where f and g compute in
+        bfloat16 by their roundings, which an input that differs a little changes. The
+        error grows with depth, most with bfloat16 streams; `docs/reversible.md` has it
+        measured. Forward-mode differentiation (`jax.jvp`) raises.
 
     Example::
 
@@ -156,7 +156,7 @@ def _branch(name: str, fn: Callable, layers: Any, x, to, dtype) -> _Branch:
     def flat(x, *layer):
         out = fn(x.astype(dtype), jax.tree.unflatten(tree, layer))
         _check_output(name, out, to)
-        return _rounded(out, to.dtype)
+        return out.astype(to.dtype)
 
     # A slice has the type of the whole, with the axes of a mesh that it varies over.
     first = jax.eval_shape(lambda leaves: [leaf[0] for leaf in leaves], leaves)
@@ -174,18 +174,6 @@ def _check_output(name: str, out: Any, to: Array) -> None:
         raise wrong_type(f"reversible: {name} returned", out, allowed)
     if out.shape != to.shape:
         raise wrong_value(f"reversible: {name} returned", out, allowed)
-
-
-def _rounded(out: Array, dtype) -> Array:
-    """`out` in `dtype`, rounded to its own before: XLA may take that rounding away.
-
-    It would do so in one of the two passes, and subtraction would miss what was added.
-    """
-    info = jnp.finfo(out.dtype)
-    wide = out.astype(dtype)
-    if info.bits >= jnp.finfo(dtype).bits:
-        return wide
-    return lax.reduce_precision(wide, exponent_bits=info.nexp, mantissa_bits=info.nmant)
 
 
 def _stack(runs: Sequence[Callable]) -> Callable:
@@ -227,15 +215,13 @@ def _backward(runs, y, dy, consts, layers, wanted):
     """Cotangents of streams, constants and layers; None for what is frozen."""
     flags = [[_Wanted(tuple(p is not None for p in ps)) for ps in w] for w in wanted]
     of_consts, of_layers = flags
-    dy = [jnp.zeros_like(a) if isinstance(d, SymbolicZero) else d
-        for a, d in zip(y, dy, strict=True)]  # fmt: skip
+    pairs = zip(y, dy, strict=True)
+    dy = [jnp.zeros_like(a) if isinstance(d, SymbolicZero) else d for a, d in pairs]
 
     def undo(i, into, of, d_into, d_of, slices):
         """The input to which branch i of `of` was added to give `into`; gradients."""
-        (c, c_still), (p, p_still) = (
-            of_consts[i].split(consts[i]),
-            of_layers[i].split(slices[i]),
-        )
+        c, c_still = of_consts[i].split(consts[i])
+        p, p_still = of_layers[i].split(slices[i])
 
         def branch(of, c, p):
             args = of_consts[i].join(c, c_still), of_layers[i].join(p, p_still)
