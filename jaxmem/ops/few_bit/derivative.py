@@ -255,7 +255,7 @@ def _level(code: Array, levels: Sequence[float], dtype) -> Array:
     chosen = jnp.where(
         jnp.expand_dims(code, 0) == place, _column(levels, code, dtype), 0
     )
-    return jnp.sum(chosen, axis=0)
+    return jnp.sum(chosen, axis=0, dtype=dtype)
 
 
 def _column(numbers: Sequence[float], like: Array, dtype=None) -> Array:

@@ -214,7 +214,7 @@ def test_bad_input():
         fewbit(jnp.sin)
     with pytest.raises(ValueError, match="one level more than borders"):
         fewbit(jnp.sin, table=([0.0], [1.0]))
-    with pytest.raises(ValueError, match="at most 2 levels"):
+    with pytest.raises(ValueError, match="at most 2 different levels"):
         fewbit(jnp.sin, 1, table=([0.0, 1.0], [1.0, 2.0, 3.0]))
     with pytest.raises(ValueError, match="borders that increase"):
         fewbit(jnp.sin, table=([1.0, 0.0], [1.0, 2.0, 3.0]))
