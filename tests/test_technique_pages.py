@@ -17,6 +17,7 @@ TECHNIQUES = (
     "kernels",
     "norms",
     "ops",
+    "reversible",
     "sampled_linear",
     "storage",
     "tables",

@@ -5,6 +5,8 @@ from flax import nnx as flax_nnx
 from jaxmem.nn import linen, nnx
 from tests.bad_calls.call import (
     COUNT,
+    DTYPE,
+    FUNCTION,
     INF,
     NAN,
     POSITIVE,
@@ -21,7 +23,13 @@ ABN |= {"alpha": (None, *POSITIVE), "approximate": (None, 3, "tanh")}
 SAMPLED = {"budget": (None, *SHARE, 0), "method": (None, *WORD)}
 VELORA = {"groups": (None, *COUNT), "scale": (None, "x", True, NAN, INF, [1.0])}
 LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
+REVERSIBLE = {"length": (None, *COUNT), "stream_dtype": DTYPE}
 RNGS = flax_nnx.Rngs(0)
+
+
+def _nnx_dense(rngs):
+    return nnx.Linear(4, 4, rngs=rngs)
+
 
 LINEN = [
     (linen.LayerNorm, {}, NORM),
@@ -38,7 +46,9 @@ LINEN = [
     (linen.SampledDense, {"features": 2}, SAMPLED),
     (linen.VeLoRADense, {"features": 2}, VELORA),
     (linen.LoRADense, {"features": 2}, LORA),
-]
+    (linen.Reversible, {"f": linen.Dense(2), "g": linen.Dense(2), "length": 2},
+        {"f": FUNCTION, "g": FUNCTION, **REVERSIBLE}),
+]  # fmt: skip
 NNX = [
     (nnx.LayerNorm, {"num_features": 4}, NORM),
     (nnx.RMSNorm, {"num_features": 4}, NORM),
@@ -52,6 +62,8 @@ NNX = [
     (nnx.MultiHeadAttention, {"num_heads": 2, "in_features": 4}, {"save": BITS}),
     (nnx.SampledDense, {"in_features": 4, "out_features": 4}, SAMPLED),
     (nnx.VeLoRADense, {"in_features": 32, "out_features": 4}, VELORA),
+    (nnx.Reversible, {"f": _nnx_dense, "g": _nnx_dense, "length": 2},
+        {"f": FUNCTION, "g": FUNCTION, **REVERSIBLE}),
 ]  # fmt: skip
 
 CALLS = [
