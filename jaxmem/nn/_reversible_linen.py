@@ -15,8 +15,9 @@ from jaxmem.nn._reversible import Pair, reversible
 class Reversible(nn.Module):
     """A stack of reversible blocks, `jaxmem.nn.reversible` of two modules.
 
-    Parameters are those of f and g under "f" and "g", with the layers along axis 0, as
-    `nn.scan` makes them. Each layer has its own parameters and its own random keys of
+    Parameters are those of f and g under "f" and "g" (for modules that are made inside
+    of another one's call, under their own names there), with the layers along axis 0,
+    as `nn.scan` makes them. Each layer has its own parameters and its own random keys of
     all collections, which the backward pass uses once more.
 
     Args:
@@ -83,6 +84,7 @@ class Reversible(nn.Module):
     def _branch(self, bound: nn.Module, args, kwargs) -> tuple[Callable, Any]:
         """A module as a function of a stream and a layer, and what layers have."""
         module, variables = bound.unbind()
+        assert self.scope is not None  # inside of a call
         names = [name for name in self.scope.rngs if name != "params"]
         keys = {n: jax.random.split(self.make_rng(n), self.length) for n in names}
 

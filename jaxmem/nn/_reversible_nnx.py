@@ -56,7 +56,7 @@ class Reversible(nnx.Module):
         check_int("Reversible: length", length, 1)
         if stream_dtype is not None:
             check_dtype("Reversible: stream_dtype", stream_dtype)
-        how = {"transform_metadata": dict(transform_metadata or {})}
+        how: dict[str, Any] = {"transform_metadata": dict(transform_metadata or {})}
         each = nnx.split_rngs(splits=length)
         self.f, self.g = (each(nnx.vmap(make, **how))(rngs) for make in (f, g))
         self.stream_dtype = stream_dtype
@@ -103,11 +103,11 @@ def _streams(module: nnx.Module) -> list[nnx.RngStream]:
 
 
 def _check_unchanged(name: str, before: nnx.State, after: nnx.State) -> None:
-    before, after = (dict(nnx.to_flat_state(s)) for s in (before, after))
-    for path, variable in after.items():
+    known: dict[Any, Any] = dict(nnx.to_flat_state(before))
+    for path, variable in nnx.to_flat_state(after):
         if isinstance(variable, nnx.RngState):
             continue
-        if path not in before or variable[...] is not before[path][...]:
+        if path not in known or variable[...] is not known[path][...]:
             raise ValueError(
                 f"Reversible: {name} updates {'/'.join(map(str, path))}: modules run "
                 "twice and may not update variables; use a norm without averages"

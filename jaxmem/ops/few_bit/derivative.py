@@ -179,9 +179,9 @@ def fewbit(
         Novikov et al., Few-Bit Backward, arXiv 2202.00441, section 3.
     """
     _check_scalar(fn)
-    if table is None and bits is None:
-        raise ValueError("fewbit: bits=None: give bits=1 ... 8, or a table")
     if table is None:
+        if bits is None:
+            raise ValueError("fewbit: bits=None: give bits=1 ... 8, or a table")
         how = {"weight": weight, "interval": interval, "objective": objective}
         table = fewbit_table(fn, bits, **how, breaks=breaks)
     op = coded("fewbit", jnp.vectorize(fn), *as_table(table, bits))
