@@ -2,10 +2,12 @@
 
     python -m benchmarks.fewbit
     python -m benchmarks.fewbit --package=builtin.npz
-    python -m benchmarks.fewbit --scan    # the second table alone
+    python -m benchmarks.fewbit --scan      # the second table alone
+    python -m benchmarks.fewbit --tables    # the first alone, with or without --package
 
 Three tables: the errors of the derivative of the best tables, beside that of the tables
-in the package of Few-Bit Backward and its threshold; temp bytes of the eight-layer MLP
+in the package of Few-Bit Backward (its 13 functions, and those of two slopes, which it
+has written out) and its threshold; temp bytes of the eight-layer MLP
 scan of `benchmarks.models.scans` with its second weights frozen; and the largest error
 of the derivative from a rounded output, over every number of a dtype. The package's
 tables are read from its file `fewbit/data/builtin.npz`
@@ -16,6 +18,7 @@ tables are read from its file `fewbit/data/builtin.npz`
 import argparse
 import pathlib
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -37,6 +40,24 @@ TABLE_THRESHOLDS = {
     ("silu", 4): 0.00456,
 }
 PACKAGE_NAMES = {"gelu_erf": "gelu"}  # activations that the package calls otherwise
+CURVED: dict[str, Callable] = FUNCTIONS | {
+    "celu": jax.nn.celu,
+    "hardswish": jax.nn.hard_swish,
+    "logsigmoid": jax.nn.log_sigmoid,
+    "selu": jax.nn.selu,
+    "softsign": jax.nn.soft_sign,
+    "tanhshrink": lambda x: x - jnp.tanh(x),
+}
+TWO_SLOPES: dict[str, Callable] = {
+    "hardshrink": lambda x: jnp.where(jnp.abs(x) > 0.5, x, 0.0),
+    "hardsigmoid": jax.nn.hard_sigmoid,
+    "hardtanh": jax.nn.hard_tanh,
+    "leaky_relu": jax.nn.leaky_relu,
+    "relu": jax.nn.relu,
+    "relu6": jax.nn.relu6,
+    "softshrink": lambda x: jnp.sign(x) * jnp.maximum(jnp.abs(x) - 0.5, 0.0),
+    "threshold": lambda x: jnp.where(x > 0.1, x, 20.0),
+}
 SCAN_THRESHOLDS = {("gelu, save=2", "h100"): 230}
 OUTPUT_THRESHOLDS = {"bfloat16": 0.016, "float32": 1e-4}
 
@@ -44,6 +65,7 @@ OUTPUT_THRESHOLDS = {"bfloat16": 0.016, "float32": 1e-4}
 def differences(fn, borders, levels) -> np.ndarray:
     """Of any table from the derivative, at even distances over -10 .. 10."""
     x = np.linspace(-10, 10, 2_000_001)
+    x = x[~np.isin(x, borders)]  # at a jump itself either side would do
     with jax.enable_x64(True):
         slope = np.asarray(jax.vmap(jax.grad(fn))(x))
     return slope - np.asarray(levels)[np.searchsorted(borders, x, side="right")]
@@ -58,7 +80,7 @@ def of_package(path: pathlib.Path) -> dict[tuple[str, int], str]:
     """Squared errors of the package's tables, of the activations that we have too."""
     found = {}
     with np.load(path, allow_pickle=False) as tables:
-        for name, fn in FUNCTIONS.items():
+        for name, fn in CURVED.items():
             for bits in range(1, 5):
                 key = f"{PACKAGE_NAMES.get(name, name)}{bits:02}"
                 if f"{key}-levels" in tables:
@@ -75,8 +97,8 @@ def kept_package() -> dict[tuple[str, int], str]:
 
 
 def table_rows(package: dict[tuple[str, int], str]):
-    for name, fn in FUNCTIONS.items():
-        for bits in range(1, 5):
+    for name, fn in (CURVED | TWO_SLOPES).items():
+        for bits in [1] if name in TWO_SLOPES else range(1, 5):
             found = ops.fewbit_table(fn, bits)
             largest = np.abs(differences(fn, found.borders, found.levels)).max()
             threshold = TABLE_THRESHOLDS.get((name, bits))
@@ -175,19 +197,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--package", type=pathlib.Path)
     parser.add_argument("--scan", action="store_true")
+    parser.add_argument("--tables", action="store_true")
     asked = parser.parse_args()
     if not asked.scan:
-        errors(asked.package)
+        errors(asked.package, asked.tables)
+    if asked.tables:
+        return
     columns = ("activation", "target", "temp MiB", MS, "at most", "met")
     publish("fewbit-scan", columns, list(scan_rows()))
 
 
-def errors(path: pathlib.Path | None) -> None:
+def errors(path: pathlib.Path | None, tables: bool = False) -> None:
     """Of the tables, beside the package's, and of rounded outputs."""
-    if path:
-        sys.argv[1:] = [f"--package={path.name}"]  # a path is this machine's alone
+    if path:  # a path is this machine's alone
+        sys.argv[1:] = ["--tables"] * tables + [f"--package={path.name}"]
     package = of_package(path) if path else kept_package()
     publish("fewbit-tables", TABLE_COLUMNS, list(table_rows(package)))
+    if tables:
+        return
     columns = ("save=output", "dtype", "largest error", "at most", "met")
     publish("fewbit-output", columns, list(output_rows()))
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from jaxmem.memory import targets as targets
     from jaxmem.monitoring import live_arrays as live_arrays
     from jaxmem.monitoring import monitor as monitor
+    from jaxmem.nn import reversible as reversible
     from jaxmem.nn import substitute as substitute
     from jaxmem.optim import adama as adama
     from jaxmem.optim import ledger as ledger
@@ -76,6 +77,7 @@ _HOME = {
     "monitor": "jaxmem.monitoring",
     "remat_policy": "jaxmem.scheduling",
     "residuals": "jaxmem.memory",
+    "reversible": "jaxmem.nn",
     "scale_by_adama": "jaxmem.optim",
     "schedule": "jaxmem.scheduling",
     "substitute": "jaxmem.nn",

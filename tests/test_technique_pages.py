@@ -18,6 +18,7 @@ TECHNIQUES = (
     "memory_layers",
     "norms",
     "ops",
+    "reversible",
     "sampled_linear",
     "storage",
     "tables",

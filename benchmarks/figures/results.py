@@ -48,6 +48,7 @@ CHIPS = {
     "remat-checkmate": NOTHING,
     "remat-exact": NOTHING,
     "remat-transformer": NOTHING,
+    "reversible": f"{H100}; drift, {CPU}",
     "scheduling_eager": NOTHING,
     "scheduling_h100": H100,
     "scheduling_layout": H100,

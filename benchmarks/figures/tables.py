@@ -1,7 +1,7 @@
 """The tables of docs/."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from benchmarks.figures.results import NAMES
 from benchmarks.figures.rows import (
@@ -15,6 +15,7 @@ from benchmarks.figures.rows import (
     rows,
     table,
     value,
+    with_older,
 )
 from pallas_kernels.chips import AMPERE, GPUS
 
@@ -74,6 +75,31 @@ def cross_entropy() -> str:
     lines.append(('`implementation="pallas"`', "no kernel", by_kernels))
     heads = (f"{chip}, MiB / predicted ms" for chip in ("H100", "TPU v5e"))
     return table(("", *heads), lines)
+
+
+def by_depth(drift: bool, head: str, cell: Callable[[Row], str]) -> str:
+    """The rows of reversible blocks: a column for each depth."""
+    found = [r for r in rows("reversible") if (r["what"] == "drift") == drift]
+    depths = dict.fromkeys(r["layers"] for r in found)
+    cells: dict[str, list[str]] = {}
+    for r in found:  # in the order of depths
+        cells.setdefault(r["form"], []).append(cell(r))
+    lines = ((form, *line) for form, line in cells.items())
+    return table((head, *(f"{depth} layers" for depth in depths)), lines)
+
+
+@figures("reversible, bytes")
+def reversible_bytes() -> str:
+    head = (
+        "temporaries, MiB / predicted ms, H100: blocks of 4 x 1024 tokens, width 1024"
+    )
+    return by_depth(False, head, lambda r: with_older(r, r, TEMP_AND_MS))
+
+
+@figures("reversible, drift")
+def reversible_drift() -> str:
+    head = "error of the gradient / rounding, relative: f and g, streams"
+    return by_depth(True, head, lambda r: f"{r['error']} / {r['rounding']}")
 
 
 @figures("few bits, bytes")

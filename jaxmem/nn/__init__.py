@@ -6,6 +6,7 @@ from jaxmem.nn._merge import merge_norm as merge_norm
 from jaxmem.nn._merge import unmerge_norm as unmerge_norm
 from jaxmem.nn._remaining import KeptArrays as KeptArrays
 from jaxmem.nn._remaining import RemainingArrays as RemainingArrays
+from jaxmem.nn._reversible import reversible as reversible
 from jaxmem.nn._rules import Rule as Rule
 from jaxmem.nn._substitute import report as report
 from jaxmem.nn._substitute import substitute as substitute
@@ -18,6 +19,7 @@ __all__ = [
     "merge_norm",
     "nnx",
     "report",
+    "reversible",
     "substitute",
     "unmerge_norm",
 ]

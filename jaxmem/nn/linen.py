@@ -31,6 +31,7 @@ from jaxmem.nn._layers_linen import (
 from jaxmem.nn._layers_linen import RMSNorm as RMSNorm
 from jaxmem.nn._layers_linen import SelfAttention as SelfAttention
 from jaxmem.nn._memory_linen import ProductKeyMemory as ProductKeyMemory
+from jaxmem.nn._reversible_linen import Reversible as Reversible
 
 __all__ = [
     "BatchNorm",
@@ -48,6 +49,7 @@ __all__ = [
     "MultiHeadDotProductAttention",
     "ProductKeyMemory",
     "RMSNorm",
+    "Reversible",
     "SampledDense",
     "SelfAttention",
     "VeLoRADense",

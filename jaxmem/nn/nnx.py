@@ -22,6 +22,7 @@ from jaxmem.nn._layers_nnx import MultiHeadAttention as MultiHeadAttention
 from jaxmem.nn._layers_nnx import RMSNorm as RMSNorm
 from jaxmem.nn._memory_nnx import ProductKeyMemory as ProductKeyMemory
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
+from jaxmem.nn._reversible_nnx import Reversible as Reversible
 
 __all__ = [
     "BatchNorm",
@@ -37,6 +38,7 @@ __all__ = [
     "MultiHeadAttention",
     "ProductKeyMemory",
     "RMSNorm",
+    "Reversible",
     "SampledDense",
     "VeLoRADense",
 ]

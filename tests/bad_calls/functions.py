@@ -11,6 +11,7 @@ from jaxmem.planning import Buffer, Graph, Operation, Value
 from tests.arrays import ones
 from tests.bad_calls.call import (
     COUNT,
+    DTYPE,
     FLAG,
     FUNCTION,
     FUNCTION_OR_NONE,
@@ -66,6 +67,9 @@ CALLS = [
     }),
     Call("Rule", jaxmem.nn.Rule, {"match": linen.Dense, "replace": None}, {
         "match": (None, 3, (3,), "(", (), ""), "replace": (3, "x"),
+    }),
+    Call("reversible", jaxmem.reversible, {"f": jnp.dot, "g": jnp.dot}, {
+        "f": FUNCTION, "g": FUNCTION, "stream_dtype": DTYPE,
     }),
     Call("merge_norm", jaxmem.nn.merge_norm,
         {"model": LINEAR, "norm": "norm", "into": "dense"}, {

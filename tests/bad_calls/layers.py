@@ -5,6 +5,8 @@ from flax import nnx as flax_nnx
 from jaxmem.nn import linen, nnx
 from tests.bad_calls.call import (
     COUNT,
+    DTYPE,
+    FUNCTION,
     INF,
     NAN,
     POSITIVE,
@@ -24,7 +26,13 @@ LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
 MEMORY = {"num_keys": (None, *COUNT), "features": COUNT, "heads": (None, *COUNT)}
 MEMORY |= {"k": (None, *COUNT, 9), "key_features": (None, *COUNT, 3)}
 MEMORY |= {"gated": (None, 3, "x"), "query_norm": (3, "x")}
+REVERSIBLE = {"length": (None, *COUNT), "stream_dtype": DTYPE}
 RNGS = flax_nnx.Rngs(0)
+
+
+def _nnx_dense(rngs):
+    return nnx.Linear(4, 4, rngs=rngs)
+
 
 LINEN = [
     (linen.LayerNorm, {}, NORM),
@@ -42,7 +50,9 @@ LINEN = [
     (linen.VeLoRADense, {"features": 2}, VELORA),
     (linen.LoRADense, {"features": 2}, LORA),
     (linen.ProductKeyMemory, {"num_keys": 8, "k": 2, "key_features": 4}, MEMORY),
-]
+    (linen.Reversible, {"f": linen.Dense(2), "g": linen.Dense(2), "length": 2},
+        {"f": FUNCTION, "g": FUNCTION, **REVERSIBLE}),
+]  # fmt: skip
 NNX = [
     (nnx.LayerNorm, {"num_features": 4}, NORM),
     (nnx.RMSNorm, {"num_features": 4}, NORM),
@@ -59,6 +69,8 @@ NNX = [
     (nnx.ProductKeyMemory,
         {"in_features": 4, "num_keys": 8, "k": 2, "key_features": 4},
         {**MEMORY, "in_features": (None, *COUNT), "use_values": (None, 3, "x")}),
+    (nnx.Reversible, {"f": _nnx_dense, "g": _nnx_dense, "length": 2},
+        {"f": FUNCTION, "g": FUNCTION, **REVERSIBLE}),
 ]  # fmt: skip
 
 CALLS = [

@@ -224,11 +224,13 @@ CALLS = [
         "objective": (None, *WORD), "interval": (None, 3, "x", (1.0,), (1.0, -1.0),
             (0.0, INF), ("a", "b")),
         "weight": (None, "banana", "", (1.0,), np.ones(0), {}, ["x"]),
+        "breaks": (3, "x", (1.0, 0.0), (11.0,), ("a",), (INF,)),
     }),
     Call("fewbit_table", ops.fewbit_table, {"fn": jnp.tanh, "bits": 1}, {
         "fn": FUNCTION, "bits": (None, *COUNT, 9), "objective": (None, *WORD),
         "interval": (None, 3, "x", (1.0,), (1.0, -1.0), (0.0, INF)),
         "weight": (None, "banana", "", (1.0,), np.ones(0), {}, ["x"]),
+        "breaks": (3, "x", (1.0, 0.0), (11.0,), ("a",), (INF,)),
     }),
     Call("dot_product_attention", ops.dot_product_attention,
         {"query": QUERY, "key": QUERY, "value": QUERY}, {

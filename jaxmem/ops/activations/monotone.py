@@ -25,7 +25,7 @@ from jaxmem.ops.common.lean import (
     of_output,
     recomputed,
 )
-from jaxmem.ops.few_bit.derivative import as_table, coded, solve
+from jaxmem.ops.few_bit.derivative import as_table, coded, fewbit_table
 
 ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)  # what is smaller, many chips call 0
 
@@ -89,7 +89,7 @@ def _elu(alpha: float) -> Forms:
         return forms("elu", value, exact, "elu")
 
     def code(bits):
-        return coded("elu", value, *as_table(solve(value, bits, breaks=(0.0,))))
+        return coded("elu", value, *as_table(fewbit_table(value, bits)))
 
     return Forms(f"elu(alpha={alpha})", exact, functools.cache(code))
 

@@ -26,8 +26,9 @@ from jaxmem._checks import (
 )
 from jaxmem.ops.codes.packing import MOST_BITS, pack_codes, unpack_codes
 from jaxmem.ops.common.lean import inexact, kept_linear, wide_dtype, widen
+from jaxmem.ops.few_bit.jumps import as_breaks
 from jaxmem.ops.few_bit.polygon import best_polygon
-from jaxmem.ops.few_bit.steps import Table, best_steps, sample
+from jaxmem.ops.few_bit.steps import Table, best_steps, exact_steps, sample
 from jaxmem.ops.few_bit.weight import as_weight
 
 # Up to so many levels every comparison is an operation of its own, which XLA fuses; for
@@ -44,11 +45,13 @@ def fewbit_table(
     weight: Any = "uniform",
     interval: tuple[float, float] = INTERVAL,
     objective: str = "derivative",
+    breaks: Sequence[float] | None = None,
 ) -> Table:
-    """The best derivative in 2**bits steps for a smooth function.
+    """The best derivative in 2**bits steps for a function of a scalar.
 
     Args:
-        fn: from a scalar to a scalar, smooth, differentiable by JAX.
+        fn: from a scalar to a scalar, differentiable by JAX, smooth but for jumps of
+            its derivative, at which its value may jump, too.
         bits: 1 to 8.
         weight: where inputs lie: "uniform", "normal" (mean 0, spread 1), a histogram
             as a tuple (counts, edges), or an array of any shape with inputs of your
@@ -59,15 +62,22 @@ def fewbit_table(
             squared difference of derivative and steps. "primitive": that of the squared
             difference of `fn` and a continuous function with these steps as slopes
             that goes over into the tangents of `fn` at the interval's ends.
+        breaks: where the derivative jumps, inside of the interval; None: where it is
+            found to.
 
     Returns:
         (borders, levels, error) in float64: 2**bits - 1 increasing borders, 2**bits
-        levels, and the integral (for "uniform" not divided by the interval's length).
+        levels, and the integral (for "uniform" not divided by the interval's length). A
+        border beside a jump is the jump itself, where that is best. If the derivative
+        is constant between its jumps and has at most 2**bits values, the borders are
+        the jumps, the levels these values, however often each occurs, and the error is
+        zero.
 
     Raises:
-        ValueError: bits or interval out of range, a function that is not smooth (its
-            derivative jumps or is not finite), a weight that is none, or that has
-            nothing inside of the interval. A share of more than 0.1 % outside warns.
+        ValueError: bits or interval out of range, a derivative that jumps where
+            `breaks` names no jump, or in 64 places, or that is not finite, a value that
+            jumps elsewhere, a weight that is none, or that has nothing inside of the
+            interval. A share of more than 0.1 % outside warns.
         TypeError: `fn` does not take a scalar to a scalar.
 
     Saves:
@@ -82,20 +92,15 @@ def fewbit_table(
         Novikov et al., Few-Bit Backward, arXiv 2202.00441, section 3; "primitive":
         Yang et al., Approx-BP, arXiv 2406.16282, section 4.
     """
-    return solve(fn, bits, weight, interval, objective)
-
-
-def solve(
-    fn, bits, weight="uniform", interval=INTERVAL, objective="derivative", breaks=()
-):
-    """`fewbit_table` of a function whose derivative may jump at `breaks`."""
     bits = as_bits("fewbit_table", bits)
     check_choice("objective", objective, tuple(OBJECTIVES))
     interval = _as_interval(interval)
+    places = as_breaks(breaks, interval)
     _check_scalar(fn)
     with np.errstate(under="ignore"):
-        sampled = sample(fn, interval, as_weight(weight, interval), breaks)
-        return OBJECTIVES[objective](sampled, 2**bits)
+        sampled = sample(fn, interval, as_weight(weight, interval), places)
+        exact = exact_steps(sampled, 2**bits)
+        return exact or OBJECTIVES[objective](sampled, 2**bits)
 
 
 def as_bits(op: str, bits: Any) -> int:
@@ -132,18 +137,20 @@ def fewbit(
     weight: Any = "uniform",
     interval: tuple[float, float] = INTERVAL,
     objective: str = "derivative",
+    breaks: Sequence[float] | None = None,
 ) -> Callable[[Shaped[ArrayLike, "*shape"]], Float[Array, "*shape"]]:
     """The function `fn` of each element, its derivative from a code of a few bits.
 
     Args:
-        fn: from a scalar to a scalar; smooth, unless a table is given.
-        bits: 1 to 8; with a table what its levels need.
+        fn: from a scalar to a scalar; as for `fewbit_table`, unless a table is given.
+        bits: 1 to 8; with a table what its different levels need.
         table: (borders, levels), or what `fewbit_table` returns: the derivative is
             levels[i] between borders[i - 1], included, and borders[i].
         weight: as `interval` and `objective`: where and how a table is best, see
             `fewbit_table`. The table is made here, once.
         interval: where the table is made.
         objective: "derivative" or "primitive".
+        breaks: where the derivative jumps; None: where it is found to.
 
     Returns:
         A function from an array of any shape (integers become floats) to one of its
@@ -154,7 +161,9 @@ def fewbit(
         TypeError: `fn` does not take a scalar to a scalar.
 
     Saves:
-        bits/8 byte an element, no input and no output.
+        bits/8 byte an element, no input and no output; 1/8 byte where the derivative
+        has two values, which is exact but at its jumps themselves: there it is that of
+        the right-hand side.
 
     Limits:
         The gradient is that of another function, at the distance that `fewbit_table`
@@ -164,15 +173,17 @@ def fewbit(
     Example::
 
         act = jaxmem.ops.fewbit(lambda x: x * jnp.exp(-x * x), bits=3, interval=(-4, 4))
+        shrink = jaxmem.ops.fewbit(lambda x: jnp.where(abs(x) > 0.5, x, 0), bits=1)
 
     Source:
         Novikov et al., Few-Bit Backward, arXiv 2202.00441, section 3.
     """
     _check_scalar(fn)
-    if table is None and bits is None:
-        raise ValueError("fewbit: bits=None: give bits=1 ... 8, or a table")
     if table is None:
-        table = solve(fn, bits, weight, interval, objective)
+        if bits is None:
+            raise ValueError("fewbit: bits=None: give bits=1 ... 8, or a table")
+        how = {"weight": weight, "interval": interval, "objective": objective}
+        table = fewbit_table(fn, bits, **how, breaks=breaks)
     op = coded("fewbit", jnp.vectorize(fn), *as_table(table, bits))
 
     def apply(x):
@@ -189,10 +200,11 @@ def as_table(table: Any, bits: int | None = None) -> tuple[tuple, tuple]:
         allowed = f"(borders, levels), of numbers: {error}"
         raise wrong_value("table", table, allowed) from None
     most = 2 ** (MOST_BITS if bits is None else as_bits("fewbit", bits))
-    if borders.ndim != 1 or levels.shape != (borders.size + 1,) or levels.size > most:
+    shapes = borders.ndim == 1 and levels.shape == (borders.size + 1,)
+    if not shapes or len({*levels.tolist()}) > most:
         raise ValueError(
             f"table={shown(table)}: one level more than borders and at most {most} "
-            "levels are needed, "
+            "different levels are needed, "
             f"got shapes {borders.shape} and {levels.shape}"
         )
     if not (np.all(np.isfinite(levels)) and np.all(np.diff(borders) > 0)):
@@ -209,15 +221,20 @@ def coded(
     narrow: bool = False,
 ) -> Callable[[Array], Array]:
     """The op `value` that keeps a code of its input, named "jaxmem_<name>_code"."""
-    bits = max(1, (len(levels) - 1).bit_length())
+    # A derivative may come back to a value that it has had: it is one code.
+    values = [*dict.fromkeys(levels)]
+    codes = [values.index(level) for level in levels]
+    bits = max(1, (len(values) - 1).bit_length())
 
     def keep(x, y):
-        code = pack_codes(_stretch(widen(x), borders), bits)
-        return (checkpoint_name(code, f"jaxmem_{name}_code"),)
+        code = _stretch(widen(x), borders)
+        if len(values) < len(levels):
+            code = _level(code, codes, jnp.uint8)
+        return (checkpoint_name(pack_codes(code, bits), f"jaxmem_{name}_code"),)
 
     def push(kept, t):
         code = unpack_codes(kept[0], bits, t.shape)
-        return _level(code, levels, wide_dtype(t.dtype)) * widen(t)
+        return _level(code, values, wide_dtype(t.dtype)) * widen(t)
 
     return kept_linear(name, value, push, keep, narrow=narrow)
 
@@ -238,7 +255,7 @@ def _level(code: Array, levels: Sequence[float], dtype) -> Array:
     chosen = jnp.where(
         jnp.expand_dims(code, 0) == place, _column(levels, code, dtype), 0
     )
-    return jnp.sum(chosen, axis=0)
+    return jnp.sum(chosen, axis=0, dtype=dtype)
 
 
 def _column(numbers: Sequence[float], like: Array, dtype=None) -> Array:

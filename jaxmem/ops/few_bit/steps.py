@@ -18,15 +18,22 @@ from jaxmem.ops.few_bit.integrals import (
     sample_points,
     up_to,
 )
+from jaxmem.ops.few_bit.jumps import (
+    check_breaks,
+    check_continuous,
+    find_jumps,
+    name_of,
+)
 from jaxmem.ops.few_bit.weight import Weight
 
 COARSE = 1024  # points of the first grid
 CANDIDATES = np.linspace(-1, 1, 17)
+EDGES = 0, len(CANDIDATES) - 1
 CLOSER = 0.25  # the window round a border shrinks by this
 CLOSE = 1e-8  # of the interval: where it ends; the error is flat there to 1e-15
 ROUNDS = 200
 TILT = 1e-7  # of two best tables, one the mirror image of the other, it takes one
-JUMP = 1e-3  # of the derivative's range: a smaller jump does no harm
+FLAT = 1e-12  # a derivative that changes by less is constant
 
 
 class Table(NamedTuple):
@@ -52,60 +59,46 @@ class Sampled(NamedTuple):
     slope: np.ndarray
     weight: np.ndarray
     searched: np.ndarray  # the weight with a floor and a tilt
+    breaks: tuple[float, ...]  # where the derivative jumps
 
 
 def sample(
-    fn: Callable, interval: tuple[float, float], weight: Weight, breaks: Sequence[float]
+    fn: Callable,
+    interval: tuple[float, float],
+    weight: Weight,
+    breaks: Sequence[float] | None = None,
 ) -> Sampled:
-    """Evaluates `fn` and its derivative; refuses what is not smooth between breaks."""
+    """Evaluates `fn` and its derivative, with cells that end where that jumps."""
+    derivative = in_float64(jax.grad(fn))
+    x = sample_points(cell_ends(interval, ())).ravel()
+    jumps = find_jumps(derivative, x, derivative(x))
+    if breaks is None:
+        breaks = jumps
+    width = interval[1] - interval[0]
+    check_breaks(fn, jumps, breaks, width)
     ends = cell_ends(interval, [*breaks, *weight.breaks])
     x = sample_points(ends)
-    derivative = in_float64(jax.grad(fn))
     value, slope = in_float64(fn)(x), derivative(x)
     bad = ~(np.isfinite(value) & np.isfinite(slope))
     if np.any(bad):
-        raise ValueError(f"{_name(fn)} or its derivative is not finite at {x[bad][0]}")
-    _check_smooth(fn, derivative, x, slope, breaks)
-    _check_continuous(fn, ends, value, slope)
-    width = ends[-1] - ends[0]
+        name = name_of(fn)
+        raise ValueError(f"{name} or its derivative is not finite at {x[bad][0]}")
+    check_continuous(fn, ends, value, slope, breaks)
     density = weight.density(x)
     tilt = 1 + TILT * (x - ends[0]) / width
     searched = (density + weight.floor / width) * tilt
-    return Sampled(ends, x, value, slope, density, searched)
+    return Sampled(ends, x, value, slope, density, searched, tuple(breaks))
 
 
-def _name(fn: Callable) -> str:
-    return getattr(fn, "__name__", repr(fn))
-
-
-def _check_smooth(fn, derivative, x, slope, breaks) -> None:
-    # Looks closer and closer where the derivative changes most between two points.
-    x, slope = x.ravel(), slope.ravel()
-    limit = JUMP * np.ptp(slope)
-    for _ in range(5):
-        step = np.abs(np.diff(slope))
-        for jump in breaks:
-            step[(x[:-1] <= jump) & (jump <= x[1:])] = 0
-        i = int(np.argmax(step))
-        if step[i] <= limit:
-            return
-        x = np.linspace(x[i], x[i + 1], 65)
-        slope = derivative(x)
-    raise ValueError(
-        f"{_name(fn)} is not smooth: its derivative jumps by {np.ptp(slope):.6g} at "
-        f"{x[0]:.6g}; give fewbit a table of your own, with a border there"
-    )
-
-
-def _check_continuous(fn, ends, value, slope) -> None:
-    # The derivative must integrate to the function.
-    got = up_to(integrate(ends, np.stack([slope, np.abs(slope)])), ends[-1:])[:, 0]
-    want = value[-1, -1] - value[0, 0]
-    if abs(got[0] - want) > 1e-3 * max(got[1], abs(want)):
-        raise ValueError(
-            f"{_name(fn)} is not smooth: it rises by {want:.6g} over the interval, "
-            f"its derivative integrates to {got[0]:.6g}"
-        )
+def exact_steps(sampled: Sampled, values: int) -> Table | None:
+    """The derivative itself, where it has no more than so many values."""
+    parts = np.searchsorted(sampled.ends, sampled.breaks)
+    stretches = np.split(sampled.slope, parts)
+    levels = np.array([s[0, 0] for s in stretches])
+    flat = all(np.ptp(s) <= FLAT for s in stretches)
+    if not flat or len({*levels.tolist()}) > values:
+        return None
+    return Table(np.array(sampled.breaks), levels, 0.0)
 
 
 def cheapest_path(costs: Sequence[np.ndarray]) -> list[int]:
@@ -137,8 +130,14 @@ def dense_points(sampled: Sampled, count: int, power: float) -> np.ndarray:
 def best_steps(sampled: Sampled, pieces: int) -> Table:
     """The piecewise constant function nearest to the derivative."""
     integrals = _moments(sampled, sampled.searched)
-    grid = dense_points(sampled, COARSE, 1 / 3)
-    borders = _refined(integrals, *_coarse(integrals, grid, pieces))
+    grid = np.union1d(dense_points(sampled, COARSE, 1 / 3), sampled.breaks)
+    coarse = _coarse(integrals, grid, pieces)
+    borders = _refined(integrals, *coarse, sampled.breaks)
+    # Beside a jump the error differs by what its own rounding is.
+    near = np.full(len(borders), CLOSE * np.ptp(sampled.ends))
+    borders = np.append(borders[:, None], _nearest(sampled.breaks, borders, near), 1)[
+        :, -1
+    ]
     ends = sampled.ends[[0, -1]]
     w, level, _ = np.diff(up_to(integrals, np.array([ends[0], *borders, ends[1]])))
     return Table(borders, level / w, _error(sampled, borders, level / w))
@@ -172,12 +171,13 @@ def _coarse(integrals: Integrals, grid: np.ndarray, pieces: int):
 
 # Candidates round each border, closer and closer. (The paper descends from random
 # starts: some of its tables are half worse than the best.)
-def _refined(integrals: Integrals, borders: np.ndarray, window: np.ndarray):
+def _refined(integrals: Integrals, borders, window, breaks: Sequence[float]):
     low, high = integrals.ends[[0, -1]]
     for _ in range(ROUNDS):
         if np.max(window) < CLOSE * (high - low):
             break
         tried = np.clip(borders[:, None] + window[:, None] * CANDIDATES, low, high)
+        tried = np.concatenate([tried, _nearest(breaks, borders, window)], axis=1)
         upto = up_to(integrals, tried)
         ends = up_to(integrals, np.array([low, high]))
         inner = _cost(upto[:, :-1, :, None], upto[:, 1:, None, :])
@@ -185,9 +185,18 @@ def _refined(integrals: Integrals, borders: np.ndarray, window: np.ndarray):
         last = _cost(upto[:, -1, :, None], ends[:, 1:, None])
         path = cheapest_path([first, *inner, last])
         borders = tried[np.arange(len(borders)), path]
-        inside = np.isin(path, (0, len(CANDIDATES) - 1), invert=True)
+        inside = np.isin(path, EDGES, invert=True)
         window = np.where(inside, CLOSER * window, window)
     return borders
+
+
+def _nearest(breaks: Sequence[float], borders: np.ndarray, window: np.ndarray):
+    """The jump beside each border, if one is in its window; [border, 0 or 1]."""
+    if not breaks:
+        return np.empty((len(borders), 0))
+    away = np.abs(borders[:, None] - np.array(breaks))
+    nearest = np.array(breaks)[np.argmin(away, axis=1)]
+    return np.where(np.min(away, axis=1) <= window, nearest, borders)[:, None]
 
 
 def _error(sampled: Sampled, borders: np.ndarray, levels: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from importlib import resources
 import jax
 import jax.numpy as jnp
 
-from jaxmem.ops.few_bit.derivative import as_table, solve
+from jaxmem.ops.few_bit.derivative import as_table, fewbit_table
 
 SHIPPED_BITS = range(1, 5)
 
@@ -46,4 +46,4 @@ def shipped(name: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]
     if bits in SHIPPED_BITS:
         table = _file()[name][str(bits)]
         return as_table((table["borders"], table["levels"]))
-    return as_table(solve(FUNCTIONS[name], bits))
+    return as_table(fewbit_table(FUNCTIONS[name], bits))

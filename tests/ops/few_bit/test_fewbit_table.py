@@ -11,7 +11,7 @@ import pytest
 
 from jaxmem.ops import fewbit_table
 from jaxmem.ops.activations.relu_sums import GELU_SUM, SILU_SUM
-from jaxmem.ops.few_bit.derivative import INTERVAL, solve
+from jaxmem.ops.few_bit.derivative import INTERVAL
 from jaxmem.ops.few_bit.steps import best_steps, sample
 from jaxmem.ops.few_bit.tables import FUNCTIONS, SHIPPED_BITS, shipped
 from jaxmem.ops.few_bit.weight import as_weight
@@ -112,7 +112,7 @@ def test_an_interval_that_misses_the_data_warns():
 @pytest.mark.fast("gelu_tanh", "sigmoid", "silu")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_shipped_is_what_the_solver_gives(name):
-    sampled = sample(FUNCTIONS[name], INTERVAL, as_weight("uniform", INTERVAL), ())
+    sampled = sample(FUNCTIONS[name], INTERVAL, as_weight("uniform", INTERVAL))
     for bits in SHIPPED_BITS:
         table = best_steps(sampled, 2**bits)
         borders, levels = shipped(name, bits)
@@ -171,14 +171,74 @@ def test_the_primitive_objective_at_other_bits():
         fewbit_table(jnp.tanh, 1, objective="primitive")
 
 
-def test_a_jump_that_is_told_of_is_a_border():
-    table = solve(partial(jax.nn.elu, alpha=2.0), 2, breaks=(0.0,))
-    assert np.min(np.abs(table.borders)) < 1e-6
-    assert table.levels[-1] == pytest.approx(1)
-
-
 def _kinked(x):
     return jnp.where(x > 1.2345, 2 * x - 1.2345, x)
+
+
+def _hard_shrink(x):
+    return jnp.where(jnp.abs(x) > 0.5, x, 0.0)
+
+
+def _soft_shrink(x):
+    return jnp.sign(x) * jnp.maximum(jnp.abs(x) - 0.5, 0.0)
+
+
+def _threshold(x):
+    return jnp.where(x > 0.1, x, 20.0)
+
+
+TWO_VALUED = [
+    (jax.nn.relu, (0,), (0, 1)),
+    (jax.nn.relu6, (0, 6), (0, 1, 0)),
+    (jax.nn.hard_tanh, (-1, 1), (0, 1, 0)),
+    (jax.nn.hard_sigmoid, (-3, 3), (0, 1 / 6, 0)),
+    (_hard_shrink, (-0.5, 0.5), (1, 0, 1)),
+    (_soft_shrink, (-0.5, 0.5), (1, 0, 1)),
+    (_threshold, (0.1,), (0, 1)),
+    (_kinked, (1.2345,), (1, 2)),
+]
+
+
+@pytest.mark.parametrize("fn, borders, levels", TWO_VALUED, ids=str)
+def test_a_derivative_of_two_values_is_one_exact_bit(fn, borders, levels):
+    for objective in ("derivative", "primitive"):
+        table = fewbit_table(fn, 1, objective=objective)
+        assert table.borders.tolist() == [*borders] and table.error == 0
+        np.testing.assert_allclose(table.levels, levels, rtol=1e-15)
+
+
+def _hard_swish_error(borders, levels):
+    """The integral of (x / 3 + 1 / 2 inside of +-3, else 0 or 1, less a level)^2."""
+    x = np.linspace(-10, 10, 2_000_001)
+    slope = np.where(x < -3, 0, np.where(x > 3, 1, x / 3 + 0.5))
+    return np.mean((slope - _steps(borders, levels, x)) ** 2) * 20
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_borders_are_the_jumps_where_that_is_best(bits):
+    table = fewbit_table(jax.nn.hard_swish, bits)
+    assert table.error == pytest.approx(
+        _hard_swish_error(table.borders, table.levels), abs=1e-5
+    )
+    # The straight line of slope 1/3 between the jumps, in equal steps between them.
+    inner = 2**bits - 2
+    if inner > 1:
+        forced = np.linspace(-3, 3, inner + 1)
+        means = (forced[1:] + forced[:-1]) / 6 + 0.5
+        least = _hard_swish_error(forced, [0, *means, 1])
+        assert table.error <= least * (1 + 1e-4)
+    if bits > 2:
+        assert {-3.0, 3.0} <= {*table.borders.tolist()}
+        assert (table.levels[0], table.levels[-1]) == pytest.approx((0, 1), abs=1e-12)
+
+
+def test_a_jump_beside_curves_is_a_border():
+    for fn in (partial(jax.nn.elu, alpha=2.0), jax.nn.selu):
+        table = fewbit_table(fn, 3)
+        assert table.borders[-1] == 0.0
+        assert table.levels[-1] == pytest.approx(float(jax.grad(fn)(1.0)), rel=1e-6)
+        told = fewbit_table(fn, 3, breaks=[0])
+        np.testing.assert_array_equal(told.borders, table.borders)
 
 
 BAD = [
@@ -186,8 +246,12 @@ BAD = [
     ("bits=9: an int, at least 1 and at most 8", GELU, 9, {}),
     ("bits=True: an int, at least 1 and at most 8", GELU, True, {}),
     ("bits=2.0: an int, at least 1 and at most 8", GELU, 2.0, {}),
-    ("relu is not smooth: its derivative jumps by 1 at 0", jax.nn.relu, 2, {}),
-    ("_kinked is not smooth: its derivative jumps by 1 at 1.2345", _kinked, 2, {}),
+    ("relu jumps at 0 as well; name all", jax.nn.relu, 2, {"breaks": (1.0,)}),
+    ("relu6 jumps at 6 as well", jax.nn.relu6, 2, {"breaks": (0.0,)}),
+    ("inside of the interval that increase", GELU, 2, {"breaks": (1.0, 0.0)}),
+    ("inside of the interval that increase", GELU, 2, {"breaks": (11.0,)}),
+    ("breaks=3: None, or numbers", GELU, 2, {"breaks": 3}),
+    ("64 jumps or more", lambda x: jnp.abs(jnp.sin(20 * x)), 2, {}),
     ("floor is not smooth: it rises by 19", jnp.floor, 2, {}),
     ("log or its derivative is not finite at -9.99", jnp.log, 2, {}),
     ("finite and increasing", GELU, 2, {"interval": (1.0, 1.0)}),
