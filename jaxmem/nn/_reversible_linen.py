@@ -17,8 +17,8 @@ class Reversible(nn.Module):
 
     Parameters are those of f and g under "f" and "g" (for modules that are made inside
     of another one's call, under their own names there), with the layers along axis 0,
-    as `nn.scan` makes them. Each layer has its own parameters and its own random keys of
-    all collections, which the backward pass uses once more.
+    as `nn.scan` makes them. Each layer has its own parameters and its own random keys
+    of all collections, which the backward pass uses once more.
 
     Args:
         f: a module from a stream to an array of its shape.
