@@ -191,11 +191,12 @@ def test_schedule_releases_the_gradients_of_a_stack():
     x = jax.ShapeDtypeStruct((64, 256), jnp.float32)
 
     def step(kernels, x):
-        y = loss(lambda w: jaxmem.reversible(_g, _g)((x, x), (w, w)))
-        return kernels - 1e-3 * jax.grad(y)(kernels)
+        y = loss(lambda kernels: jaxmem.reversible(_g, _g)((x, x), kernels))
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, kernels, jax.grad(y)(kernels))
 
     step = jaxmem.schedule(step, donate_argnums=0, target="h100")
-    assert [g.released for g in step.plan(kernels, x).gradients] == [True]
+    plan = step.plan((kernels, kernels), x)
+    assert [g.released for g in plan.gradients] == [True, True]
 
 
 class Mlp(linen.Module):
