@@ -185,6 +185,20 @@ def test_drift_in_bfloat16(stream):
         np.testing.assert_allclose(*(np.float32(y[0]) for y in outs), rtol=2**-7)
 
 
+@pytest.mark.slow
+def test_schedule_releases_the_gradients_of_a_stack():
+    kernels = jax.ShapeDtypeStruct((LAYERS, 256, 256), jnp.float32)
+    x = jax.ShapeDtypeStruct((64, 256), jnp.float32)
+
+    def step(kernels, x):
+        y = loss(lambda kernels: jaxmem.reversible(_g, _g)((x, x), kernels))
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, kernels, jax.grad(y)(kernels))
+
+    step = jaxmem.schedule(step, donate_argnums=0, target="h100")
+    plan = step.plan((kernels, kernels), x)
+    assert [g.released for g in plan.gradients] == [True, True]
+
+
 class Mlp(linen.Module):
     @linen.compact
     def __call__(self, x, deterministic=False):
