@@ -199,7 +199,7 @@ TWO_VALUED = [
 ]
 
 
-@pytest.mark.parametrize("fn, borders, levels", TWO_VALUED, ids=str)
+@pytest.mark.parametrize("fn, borders, levels", TWO_VALUED)
 def test_a_derivative_of_two_values_is_one_exact_bit(fn, borders, levels):
     for objective in ("derivative", "primitive"):
         table = fewbit_table(fn, 1, objective=objective)
