@@ -25,6 +25,7 @@ RATE = 1e-3
 LAYERS, WIDTH = 2, 256
 WORDS = 2**21 // WIDTH  # optimizers update a table of so many rows in a loop over them
 GIVEN = {"learning_rate": RATE, "tx": optax.adam(RATE), "max_norm": 1.0, "rank": 2}
+GIVEN |= {"base_optimizer": optax.sgd(RATE)}
 PARTS = "scale_by_"  # of an optimizer that is in the list by its own name
 
 

@@ -191,9 +191,9 @@ class _Body:
         `same_j` is the same index computed otherwise, or reading would be simplified
         away. XLA:GPU would make a moment that the next moment or the weights read in a
         kernel of its own, and copy it into the buffer in another one: it reads it back
-        too, from behind a barrier.
+        too, from behind a barrier, unless the buffer is in the host's memory.
         """
-        _, axis = self.plan.updated[v]
+        place, axis = self.plan.updated[v]
         value = layer.env[v, Shard(axis)]
         new = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
         buffer = row_major(new)
@@ -203,12 +203,10 @@ class _Body:
             (buffer,) = barrier([buffer])
             return buffer, cut(buffer, at)
 
+        how = {"cpu": lambda buffer, value: (buffer, cut(buffer, same_j))}
+        how |= {} if is_on_host(place) else {"cuda": behind_barrier}
         buffer, layer.env[v, Shard(axis)] = lax.platform_dependent(
-            buffer,
-            value,
-            cpu=lambda buffer, value: (buffer, cut(buffer, same_j)),
-            cuda=behind_barrier,
-            default=lambda buffer, value: (buffer, value),
+            buffer, value, **how, default=lambda buffer, value: (buffer, value)
         )
         return buffer
 
