@@ -70,6 +70,7 @@ def test_policies_keep_the_products_that_they_list():
     assert kept("save_dot_except_mlpwi") - least == qkv + out
 
 
+@pytest.mark.fast("plain", "save_qkv_proj", "nn.remat, every second layer")
 @pytest.mark.parametrize("policy", ON_DEVICE)
 def test_each_is_the_same_gradient(policy):
     step, (params, x, key) = frontier.stack_under(LLAMA, policy)
@@ -119,6 +120,7 @@ def values(name: str, policy) -> tuple[dict[str, jax.Array], int]:
     return by_name(step(*args)), found
 
 
+@pytest.mark.fast("graph network")
 @pytest.mark.parametrize("name", SMALL)
 def test_blocks_under_a_policy_have_the_same_gradient(name):
     want, without = values(name, None)

@@ -47,6 +47,7 @@ def test_an_initialisation_in_pairs():
     assert peak(pairs, BITS) > 50 * peak(itself, BITS)
 
 
+@pytest.mark.slow
 def test_an_initialisation_that_jax_draws_in_parts():
     """Without partitionable keys bfloat16 is drawn in words of four, and reshaped."""
     drawn = lambda bits: random.normal(bits, (1500, 1025), jnp.bfloat16)
