@@ -37,6 +37,7 @@ ALLOWED = {
     "docs/benchmarks/activations.md": {"1 GiB": SIZE, "2 GiB": SIZE},
     "docs/benchmarks/models.md": {"16 GiB": SIZE},
     "docs/benchmarks/planning.md": {"16 GB": SIZE},
+    "docs/benchmarks/scheduling.md": {"16 GiB": SIZE},
     "docs/check.md": {
         "10.1 times": SET,
         "8 times": SET,
@@ -53,6 +54,7 @@ ALLOWED = {
     },
     "docs/diff.md": {"1 %": SET},
     "docs/cross_entropy.md": {"4 GiB": FORMULA, "32 MiB": SET},
+    "docs/frontier.md": {"16 GiB": SIZE},
     "docs/installation.md": {"1.5 GB": DOWNLOAD},
     "docs/kernels.md": {"16 GiB": SIZE, "64 MiB": SET},
     "docs/memory_layers.md": {"2 GiB": SIZE},

@@ -104,6 +104,20 @@ def on_tpu() -> str:
     return table(head, [[r["model"], f"`{r['policy']}`", *cells(r)] for r in found])
 
 
+@figures("throughput")
+def throughput() -> str:
+    """A line for each model and way, at its best batch."""
+    head = "model", "step", "batch", "predicted ms", "examples a second", "ratio"
+    columns = "predicted ms", "examples a second"
+    cells = lambda r: [r["batch"], *(f"{float(r[c]):,.1f}" for c in columns)]
+    found = rows("throughput")
+    ways = [
+        [r["model"], f"`{r['step']}`", *cells(r), r["of the best policy's"]]
+        for r in found
+    ]
+    return table(head, ways)
+
+
 figures("frontier, plain attention")(lambda: _summary("plain attention"))
 figures("frontier, fused")(lambda: _summary("fused"))
 figures("frontier, blocks")(lambda: _summary("blocks"))
