@@ -18,6 +18,7 @@ from jaxmem.ir.placements.lower import on_part
 from jaxmem.ir.placements.rules import BEYOND, RULES, Labels, labels, place, resized
 from jaxmem.ir.primitives import names
 from tests.ir.axis_cases import CASES, Case, equation, normal, operands
+from tests.sets import slow_unless
 
 ELEMENTWISE = names(lambda primitive: primitive.elementwise)
 
@@ -141,7 +142,15 @@ def joined(eqn, way: Placements, outs: list[list[np.ndarray]]) -> list[np.ndarra
     ]
 
 
-@pytest.mark.parametrize("k", range(len(CASES)), ids=lambda k: named(CASES[k]))
+# Its compiled program is long, and goes through no code that others do not.
+LONG = "igamma"
+BY_NUMBER = [
+    pytest.param(k, marks=slow_unless(not named(case).startswith(LONG)))
+    for k, case in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize("k", BY_NUMBER, ids=lambda k: named(CASES[k]))
 def test_parts_by_labels_are_the_whole(k):
     eqn, result = equation(CASES[k]), results(k // TOGETHER)[k]
     table = labels(eqn, N)
