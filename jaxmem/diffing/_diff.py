@@ -89,7 +89,7 @@ def diff(
         saved = before.found if isinstance(before, SavedReport) else None
         target = saved.target if saved is not None and target is None else target
         with _side(b, *places[1], options | _chip(target)) as after:
-            same = a is b and commit_a == commit_b or a == b and isinstance(a, str)
+            same = a is b or (isinstance(a, str) and a == b)
             same = same and commit_a == commit_b
             return compare_sides(before, after, same, reduce, reduce_seconds)
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import jaxmem
@@ -45,6 +46,18 @@ def test_reports_of_steps_and_of_files(reports, tmp_path):
     assert (
         of_file.sections["totals"] == reports[0].compare(reports[1]).sections["totals"]
     )
+
+
+def test_one_step_with_other_arguments():
+    """Arrays are not compared: two of them are no truth value."""
+
+    def step(x):
+        return (x @ x.T).sum()
+
+    small, large = ((step, (jax.numpy.ones((n, 4)),)) for n in (8, 64))
+    found = jaxmem.diff(small, large)
+    (peak,) = (row for row in found.sections["totals"] if row.name == "peak")
+    assert peak.after > peak.before
 
 
 def test_an_older_report_has_no_instructions(reports, tmp_path):
