@@ -52,9 +52,9 @@ _CALLS = {
     "sort": "lax.sort({tuple}, dimension={dimension}, is_stable={is_stable}, "
     "num_keys={num_keys})",
 }
-# Parameters that tell how an equation was traced, or what the types tell as well.
 _FOUND: dict[tuple, str] = {}  # equation -> its expression, with holes for operands
 _HOLE = re.compile(r"\b_(\d+)_\b")
+# Parameters that tell how an equation was traced, or what the types tell as well.
 _NOT_COMPARED = frozenset(
     "accuracy ft_in ft_out linear out_sharding preferred_element_type"
     " sharding weak_type".split()

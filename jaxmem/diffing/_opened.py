@@ -14,8 +14,7 @@ _OPEN = Kind.CALL, Kind.JIT, Kind.CUSTOM_JVP, Kind.CUSTOM_VJP, Kind.REMAT
 def opened(closed: Any) -> Any:
     """The closed jaxpr as XLA gets it: without calls, and without dead code."""
     # No derivative is taken any more: a `jax.checkpoint` is its barrier and its body.
-    run = lambda args: jaxprs.evaluate(closed, args, _rule)
-    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.rewritten(closed, _rule))
 
 
 def _rule(eqn: Any, args: list) -> list | None:

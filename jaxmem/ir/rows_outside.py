@@ -48,7 +48,7 @@ def rows_outside(closed: Body, wanted: Wanted) -> Any:
             return _scan(eqn, args, wanted)
         return _branches(eqn, args, wanted) if primitives.is_branch(eqn) else None
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)
 
 
 def _hides_rows(eqn: JaxprEqn, wanted: Wanted) -> bool:
@@ -165,7 +165,7 @@ def _branches(eqn: JaxprEqn, args: list, wanted: Wanted) -> list[Any]:
     found = [k for k, n in slots.items() if n and wanted(eqn.outvars[k], n)]
     rest = [k for k in slots if k not in found]
 
-    def branch(own: RowSums) -> ClosedJaxpr:
+    def branch(body: ClosedJaxpr, own: RowSums) -> ClosedJaxpr:
         graph = own.graph
 
         def run(args: list) -> list[Any]:
@@ -175,10 +175,9 @@ def _branches(eqn: JaxprEqn, args: list, wanted: Wanted) -> list[Any]:
                 outs += _filled(own, graph.outvars[k], values, slots[k])
             return outs
 
-        body = bodies[sums.index(own)]
         return jaxprs.retrace(body, run)
 
-    outs = jaxprs.rebind(eqn, args, [branch(own) for own in sums])
+    outs = jaxprs.rebind(eqn, args, list(map(branch, bodies, sums)))
     made = dict(zip(rest, outs, strict=False))
     pairs = zip(outs[len(rest) :: 2], outs[len(rest) + 1 :: 2], strict=True)
     for k, (ids, rows) in zip(found, pairs, strict=True):

@@ -6,7 +6,6 @@ keeps y and z. z is of the size of the weights, and a code of 8 bits would round
 last steps, and so is what rounding adds to it.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -113,9 +112,7 @@ def schedule_free(
     rate = check_rate("learning_rate", learning_rate)
     b1 = check_scalar("b1", b1, at_least=0, at_most=1)
     power = number("weight_lr_power", weight_lr_power, at_least=0)
-    how = as_low_bit(bits)
-    if how.stochastic is None:
-        how = replace(how, stochastic=True)
+    how = as_low_bit(bits, stochastic=True)
 
     def init(params: PyTree) -> Any:
         return ScheduleFreeState(

@@ -24,7 +24,7 @@ from jaxmem.optim.low_bit.moments import accumulated, applied, map_moments, move
 
 def low_bit_of(bits: int | LowBit, rule: AdamARule, dtypes: tuple) -> LowBit:
     """The options of an AdamA with `bits`; ValueError for what excludes them."""
-    how = as_low_bit(bits)
+    how = as_low_bit(bits, stochastic=True)
     if rule.axis_name and how.on_host:
         raise ValueError(
             f"axis_name={rule.axis_name!r} with LowBit(on_host=True): the devices of a "
@@ -35,8 +35,7 @@ def low_bit_of(bits: int | LowBit, rule: AdamARule, dtypes: tuple) -> LowBit:
             f"mu_dtype={shown(dtypes[0])}, nu_dtype={shown(dtypes[1])} with "
             f"bits={how.bits}: codes have dtypes of their own; leave one of them out"
         )
-    stochastic = True if how.stochastic is None else how.stochastic
-    return dataclasses.replace(how, stochastic=stochastic)
+    return how
 
 
 def accumulate(

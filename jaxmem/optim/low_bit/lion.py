@@ -1,7 +1,6 @@
 """Lion: the sign of a momentum, which is stored in 8 or 4 bits."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -71,9 +70,7 @@ def scale_by_lion(
       2302.06675; the codes are those of `scale_by_adam`.
     """
     b1, b2 = decay("b1", b1), decay("b2", b2)
-    how = as_low_bit(bits)
-    if how.stochastic is None:
-        how = replace(how, stochastic=True)
+    how = as_low_bit(bits, stochastic=True)
 
     def rule(t: Any, g: Any, m: Any) -> Any:
         del t

@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -110,16 +110,22 @@ class LowBit:
 EIGHT = LowBit()
 
 
-def as_low_bit(bits: Any) -> LowBit:
-    """The options that `bits` says, a number or the options."""
+def as_low_bit(bits: Any, stochastic: bool | None = None) -> LowBit:
+    """The options that `bits` says, a number or the options.
+
+    Args:
+      bits: as users give it.
+      stochastic: of a rule, where the options say nothing.
+    """
     if isinstance(bits, LowBit):
-        return bits
+        unsaid = bits.stochastic is None and stochastic is not None
+        return replace(bits, stochastic=stochastic) if unsaid else bits
     if isinstance(bits, jax.Array):
         raise TypeError(
             f"bits={shown(bits)}: 4, 8, 32 or a LowBit, not an array; under "
             'optax.inject_hyperparams pass a LowBit, or static_args=("bits",)'
         )
-    return LowBit(bits)
+    return LowBit(bits, stochastic=stochastic)
 
 
 def zeros(

@@ -223,7 +223,6 @@ class _Lists:
 
         if not bodies:
             return closed, tiles
-        run = lambda args: jaxprs.evaluate(closed, args, rule)
         # which scans they are the bodies of, another limit may say otherwise
         key, of = ("with bodies", *bodies), (closed, *bodies.values())
-        return self.known.get(key, of, lambda: jaxprs.retrace(closed, run)), tiles
+        return self.known.get(key, of, lambda: jaxprs.rewritten(closed, rule)), tiles
