@@ -210,8 +210,8 @@ def size(text: str | None, option: str) -> int | None:
         raise typer.BadParameter(str(error)) from error
 
 
-def budget_of(text: str | None) -> int | None:
-    """Bytes of a `--budget`."""
-    if (room := size(text, "--budget")) == 0:
-        raise typer.BadParameter("--budget 0: more than 0 bytes")
+def budget_of(text: str | None, option: str = "--budget") -> int | None:
+    """Bytes of a `--budget`, or of another option."""
+    if (room := size(text, option)) == 0:
+        raise typer.BadParameter(f"{option} 0: more than 0 bytes")
     return room

@@ -46,6 +46,12 @@ def plan(
         bool,
         typer.Option("--offload", help="Allow residuals to be offloaded to the host."),
     ] = False,
+    host_budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="With --offload: host memory for one device."
+        ),
+    ] = None,
     tile: Annotated[
         bool, typer.Option("--tile/--no-tile", help="Allow regions to run in tiles.")
     ] = True,
@@ -79,6 +85,9 @@ def plan(
     room = budget_of(budget)
     if offload and room is None:
         raise typer.BadParameter("--offload: needs a --budget")
+    host_room = budget_of(host_budget, "--host-budget")
+    if host_room is not None and not offload:
+        raise typer.BadParameter("--host-budget: needs --offload")
     if quick and room is None:
         raise typer.BadParameter("--quick: needs a --budget")
     how = {"target": target, "donate": donate, "static": static}
@@ -96,6 +105,7 @@ def plan(
             found.fn,
             room,
             offload=offload,
+            host_budget=host_room,
             tile=tile,
             quick=quick,
             search_seconds=search_seconds,

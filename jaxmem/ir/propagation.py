@@ -22,7 +22,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
-from jaxmem.ir.scans import split
+from jaxmem.ir.scans import is_on_host, split
 from jaxmem.ir.shards import InputShardings, Names, Shardings, Spec, sharding_of
 from jaxmem.ir.types import Body, Jaxpr, JaxprEqn, Var
 
@@ -127,10 +127,16 @@ def _told(eqn: JaxprEqn, args: list) -> list[Any] | None:
     if _is_told(eqn):
         return _zeros(eqn)
     bodies = jaxprs.bodies(eqn)
-    if not any(_is_told(e) for body in bodies for e in jaxprs.walk(body)):
+    if not any(map(_is_retold, bodies)):
         return None
     closed = [b if hasattr(b, "consts") else _compat.ClosedJaxpr(b, ()) for b in bodies]
     return jaxprs.rebind(eqn, args, [_retold(body) for body in closed])
+
+
+def _is_retold(body: Body) -> bool:
+    # what only reads the host's memory, as a slice does, has its types from there
+    given = jaxprs.split(body)[0].invars
+    return any(map(_is_told, jaxprs.walk(body))) or any(map(is_on_host, given))
 
 
 def _retold(body: Body) -> Any:

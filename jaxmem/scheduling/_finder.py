@@ -90,7 +90,7 @@ class Finder:
     def _looked_up(self, step: TracedStep, traced: str, ins, outs) -> SearchResult:
         """What is on disk, what another process of this job has found, or a search."""
         given, rewritten = self.calls.options, step.rewritten
-        asked = given.target, given.budget, given.named, given.offload, given.tile
+        asked = given.target, given.budget, given.named, given.host, given.tile
         asked = *asked, given.audit, given.quick
         mark = step.fingerprint, traced, ins, outs, step.donated
         key = search_key(*mark, *asked, sorted((step.compiler_options or {}).items()))
@@ -109,7 +109,7 @@ class Finder:
         if given.budget is not None:
             title += f" in {format_bytes(given.budget)}"
         with spinner(given.progress, title) as tell:
-            how = given.named, given.offload, given.search_seconds, given.tile
+            how = given.named, given.host, given.search_seconds, given.tile
             how = *how, given.audit, given.quick
             try:
                 return search(step, given.budget, tell, *how)

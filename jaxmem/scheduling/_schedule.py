@@ -12,7 +12,12 @@ from jaxmem._checks import (
     wrong_type,
 )
 from jaxmem.memory import Target
-from jaxmem.scheduling._options import Options, check_seconds, room_and_target
+from jaxmem.scheduling._options import (
+    Options,
+    check_seconds,
+    host_room,
+    room_and_target,
+)
 from jaxmem.scheduling._scheduled import Scheduled
 from jaxmem.scheduling.plan.plan import Plan
 
@@ -31,6 +36,7 @@ def schedule(
     static_argnames: Names = (),
     clip: str | None = None,
     offload: bool = False,
+    host_budget: int | str | None = None,
     tile: bool = True,
     plan: Plan | None = None,
     compiler_options: dict[str, Any] | None = None,
@@ -109,6 +115,8 @@ def schedule(
         computation, are predicted to be faster than recomputation, or where nothing
         else fits. It takes the link to the host, which the estimate has as 16 lanes of
         PCI Express.
+      host_budget: with `offload`, the bytes of host memory that the residuals of one
+        device may take, as `budget` is given; by default there is no limit.
       tile: with a budget, regions may be run in tiles. False where the sums of a
         gradient should not be split, or to see what the rest reaches.
       plan: the result of an earlier `plan(...)` of the same
@@ -146,9 +154,9 @@ def schedule(
     Raises:
       TypeError: `step` is not callable, or another argument not of its kind.
       ValueError: `clip` is another word, `budget` no size, `target` unknown,
-        `search_seconds` not above 0. When the step is first called or planned: a
-        budget that no choice reaches (`BudgetError`, which gives the lowest peak found
-        and its largest buffers).
+        `search_seconds` not above 0, `host_budget` without `offload`. When the step is
+        first called or planned: a budget that no choice reaches (`BudgetError`, which
+        gives the lowest peak found and its largest buffers).
       TimeoutError: nothing that fits was found in `search_seconds`.
       VerifyError: with `verify`, at a call: a result differs. It names the result, the
         module and the pass, and has the report.
@@ -189,8 +197,7 @@ def schedule(
     if plan is not None and (budget is not None or target is not None):
         raise ValueError("plan: it has its budget and target already, give no others")
     room, name = room_and_target(budget, target)
-    if offload and room is None:
-        raise ValueError("offload=True: needs a budget that says how much is enough")
+    host = host_room(offload, host_budget, room)
     if quick and room is None:
         raise ValueError("quick=True: needs a budget; without one there is no search")
     check_seconds(search_seconds)
@@ -199,7 +206,8 @@ def schedule(
             f"search_seconds={search_seconds!r}: without a budget or a target there is "
             "no search"
         )
-    how = {"offload": offload, "compiler_options": compiler_options}
+    how = {"offload": offload, "host_budget": host}
+    how |= {"compiler_options": compiler_options}
     how |= {"search_seconds": search_seconds, "tile": tile, "quick": quick}
     how |= {"cache": cache, "verify": verify, "audit": audit}
     options = Options(donate, static, clip, room, name, progress, plan, **how)

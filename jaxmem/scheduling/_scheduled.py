@@ -156,7 +156,8 @@ class Scheduled:
         """What `schedule` was called with beside the step, for who writes the call."""
         given = self._options
         own = {"budget": given.budget, "target": given.target, "clip": given.clip}
-        own |= {"offload": given.offload, "tile": given.tile}
+        own |= {"offload": given.offload, "host_budget": given.host_budget}
+        own |= {"tile": given.tile}
         for kind, places in (("donate", given.donate), ("static", given.static)):
             if places is not None:
                 numbers = tuple(p for p in places if isinstance(p, int))

@@ -96,7 +96,7 @@ class SearchedStep:
     Attributes:
       traced: rewrites it under a choice, and predicts its peak.
       named: whether only what has a `checkpoint_name` may be kept.
-      offload: whether what is kept may be offloaded to the host.
+      offload: bytes of a device's residuals that may be in the host's memory.
       limit: bytes of a compiled peak that will do.
       front: candidates that recompute, and do nothing else that costs.
       left: seconds that the search still has.
@@ -105,7 +105,7 @@ class SearchedStep:
 
     traced: TracedStep
     named: bool = False
-    offload: bool = False
+    offload: float = 0
     limit: float = math.inf
     front: Front = ()
     left: Callable[[], float] = lambda: math.inf

@@ -139,6 +139,7 @@ CASES = [
         "lowest peak is 2 GiB",
     ),
     ("plan user_steps:gradient --offload", 2, "needs a --budget"),
+    ("plan user_steps:gradient --host-budget 1GiB", 2, "needs --offload"),
     ("plan user_steps:gradient --budget 0", 2, "more than 0 bytes"),
     ("plan user_steps:gradient --search-seconds 1", 2, "needs a --budget"),
     ("plan user_steps:gradient --quick", 2, "--quick: needs a --budget"),

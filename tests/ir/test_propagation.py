@@ -235,3 +235,25 @@ def test_nothing_is_known_of_two_meshes(mesh):
     places = [NamedSharding(m, P()) for m in (mesh, other)]
     assert of_shardings(closed, places) is None
     assert shardings_in(closed, None).mesh is None
+
+
+def test_slices_of_the_hosts_memory(mesh):
+    # what reads a layer from the host is a function of its own, with types of the host
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    row = jax.jit(lambda stack, i: lax.dynamic_index_in_dim(stack, i, keepdims=False))
+
+    def step(x):
+        forward = lambda x, _: (jnp.tanh(x), jax.device_put(x, host))
+        y, kept = lax.scan(forward, x, length=LAYERS)
+
+        def backward(carry, i):  # fetches the layer of the next iteration
+            g, ahead = carry
+            return (g * jnp.cos(jax.device_put(ahead, device)), row(kept, i)), None
+
+        first = lax.index_in_dim(kept, LAYERS - 1, keepdims=False)
+        return lax.scan(backward, (y, first), jnp.arange(LAYERS))[0][0]
+
+    x = spread(mesh, (BATCH, WIDTH), "data")
+    closed = jaxprs.trace(step, x).jaxpr  # a pass may leave such functions
+    found = shardings_in(closed, of_shardings(closed, [x.sharding]))
+    assert found.of[closed.jaxpr.outvars[0]][0] == ("data",)

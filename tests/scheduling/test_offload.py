@@ -1,6 +1,7 @@
 """What scans keep, in the host's memory: values, bytes on the device, the search."""
 
 import itertools
+import math
 from functools import partial
 
 import jax
@@ -98,7 +99,7 @@ def test_the_front_goes_on_where_recomputing_is_slower():
     args = ws, jax.ShapeDtypeStruct((2**14, D), jnp.float32), keys
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(
-        space_of(scans_in(first), [(first.jaxpr, None)], "h100", offload=True)
+        space_of(scans_in(first), [(first.jaxpr, None)], "h100", offload=math.inf)
     )
     away = [r for r in candidates if r.choice.get(Recompute).offload is not None]
     assert away[-1] == candidates[-1]
@@ -114,12 +115,16 @@ def test_what_is_sent_costs_what_layers_do_not_hide(width):
     x = jax.ShapeDtypeStruct((2**16, width), jnp.bfloat16)
     step = jax.grad(lambda ws, x: jnp.sum(jnp.sin(layers(ws, x))))
     first = schedule(step, donate_argnums=()).rewritten(Choice("h100"), ws, x)
-    candidates = pareto_front(space_in(first, offload=True))
+    candidates = pareto_front(space_in(first, offload=math.inf))
     kept = [c for c in candidates if c.choice.get(Recompute).offload is None]
     away = [c for c in candidates if c not in kept][-1]
     moved = kept[-1].bytes - away.bytes
     waited = away.seconds - kept[-1].seconds
     assert 0 < waited < 2 * moved / HOST  # there and back, one after the other
+    # with less of the host's memory, as much as goes there
+    fewer = pareto_front(space_in(first, offload=moved - 1))
+    assert kept == [c for c in fewer if c.choice.get(Recompute).offload is None]
+    assert min(c.bytes for c in fewer) > away.bytes
 
 
 def test_only_so_many_bytes_of_a_layer_are_sent():
@@ -155,6 +160,15 @@ def test_fits_a_budget_that_no_recomputation_reaches():
     assert plan.scheduled.peak_bytes <= room
     assert plan.choice.get(Recompute).offload is not None
     assert plan.offloaded_bytes == inputs
+    assert (
+        schedule(step, room, **how, offload=True, host_budget=inputs)
+        .plan(*args)
+        .offloaded_bytes
+        == inputs
+    )
+    with pytest.raises(BudgetError, match="cannot be reached"):
+        how |= {"offload": True, "host_budget": inputs // 8}
+        schedule(step, room, **how).plan(*args)
     assert f"{inputs / 2**20:.1f} MiB of residuals in host memory" in str(plan)
     loaded = Plan.from_json(plan.to_json())
     assert loaded.choice == plan.choice
@@ -163,6 +177,10 @@ def test_fits_a_budget_that_no_recomputation_reaches():
 def test_offload_needs_a_budget():
     with pytest.raises(ValueError, match="offload=True: needs a budget"):
         schedule(jax.grad(layers), offload=True)
+    with pytest.raises(ValueError, match="host_budget='1GiB': needs offload=True"):
+        schedule(jax.grad(layers), "1GiB", host_budget="1GiB")
+    with pytest.raises(ValueError, match="host_budget=0: must be more than 0 bytes"):
+        schedule(jax.grad(layers), "1GiB", offload=True, host_budget=0)
 
 
 # -- with optimizer state in the host's memory
@@ -196,7 +214,7 @@ def front_of(tx, rows):
     args = (ws, abstract_state(tx, ws)), shape(rows, F), shape(F, F)
     first = scheduled.rewritten(Choice("h100"), *args)
     waiting = waiting_for_host(first.unordered, rates_of("h100"))
-    return waiting, pareto_front(space_in(first, offload=True, waiting=waiting))
+    return waiting, pareto_front(space_in(first, offload=math.inf, waiting=waiting))
 
 
 def test_what_is_recomputed_while_the_link_is_busy_costs_nothing():

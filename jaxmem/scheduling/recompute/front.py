@@ -245,6 +245,8 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
             row = sum(kept_size(v) / pair.shards(v) for v in away)
             gone += pair.length * row
             waited += pair.length * _waited(space, took, row)
+        if gone > space.offload:
+            return
         choice, kept = candidate.choice.having(sent), candidate.bytes - round(gone)
         yield Candidate(choice, kept, candidate.seconds + waited)
 

@@ -28,7 +28,7 @@ class SearchSpace:
     unrolled: Sequence[Pair]
     target: str  # the chip whose rates count
     named: bool = False  # whether only what has a `checkpoint_name` can be kept
-    offload: bool = False  # whether what scans keep may wait in the host's memory
+    offload: float = 0  # bytes of what scans keep that may wait in the host's memory
     # seconds in which the step waits for the link to the host anyway, as for moments
     # that lie there: so much recomputation takes no longer
     waiting: float = 0.0
@@ -96,7 +96,7 @@ def lists_in(step: Rewritten) -> tuple[Any, ...]:
 
 
 def space_in(
-    step: Rewritten, named: bool = False, offload: bool = False, waiting: float = 0.0
+    step: Rewritten, named: bool = False, offload: float = 0, waiting: float = 0.0
 ) -> SearchSpace:
     """What can be varied in a step, of which nothing is recomputed yet."""
     lists = () if named else lists_in(step)
@@ -129,7 +129,7 @@ def space_of(
     lists: Sequence[Any],
     target: str,
     named: bool = False,
-    offload: bool = False,
+    offload: float = 0,
     waiting: float = 0.0,
     branches: Sequence[Pair] = (),
 ) -> SearchSpace:

@@ -25,7 +25,7 @@ def search(
     budget: int | None,
     tell: Callable[[str], None],
     named: bool = False,
-    offload: bool = False,
+    offload: float = 0,
     most: float | None = None,
     tile: bool = False,
     audit: bool = True,
@@ -33,10 +33,10 @@ def search(
 ) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least."""
     # Without a budget recomputation has to make the step faster. `named`: only what has
-    # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
-    # memory. `tile`: regions may be run in tiles. `audit`: no choice is taken in whose
-    # module something is found. `quick`: the first that fits will do. After `most`
-    # seconds, or when interrupted, it is the best so far.
+    # a `checkpoint_name` is kept. `offload`: bytes of a device that may wait in
+    # the host's memory. `tile`: regions may be run in tiles. `audit`: no choice is
+    # taken in whose module something is found. `quick`: the first that fits will do.
+    # After `most` seconds, or when interrupted, it is the best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
