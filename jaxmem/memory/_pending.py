@@ -23,12 +23,18 @@ from jaxmem.memory.report.report import MemoryReport, make_report, pack
 Extent = Literal["all", "needed", "buffers"]
 
 _NO_TILES = "Couldn't find output tile sizes"
+_NO_CONFIG = "No supported config found for HLO: %gemm_fusion"
 # Exponents of 2 to try as the threshold below which XLA emits matrix products itself.
 THRESHOLDS = (21, 24, 27, 30, 35, 40)
 _EMITTED = (
     "without the device XLA found no tiles for a product, and was told to emit "
     "products of matrices with fewer than 2^{} elements itself, and to pad none for "
     "cuBLAS: temporaries may differ by some per cent from those on the device"
+)
+_IN_LIBRARIES = (
+    "without the device XLA found no form of its own for a product, and was told to "
+    "leave all of them to cuBLAS: temporaries and predicted time may differ by some "
+    "per cent from those on the device"
 )
 _PRINTS = (
     "jax.debug.print and jax.debug.callback are left out of what is compiled: an array "
@@ -55,7 +61,8 @@ class CompileSettings:
     cache: bool = True  # whether a result on disk may be used
     extent: Extent = "needed"
     # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
-    # itself, and leaves the others to a library. None is XLA's own threshold.
+    # itself, and leaves the others to a library: all of them at 0. None is XLA's own
+    # threshold.
     products: int | None = None
     advised: bool = True  # whether the report says what to do: not of a scheduled step
     # iterations of loops whose compiled text does not tell how often they run
@@ -148,10 +155,10 @@ class Pending:
             try:
                 result = self._compile.result()
             except CompileError as error:
-                larger = [p for p in THRESHOLDS if products is None or p > products]
-                if _NO_TILES not in str(error) or not larger:
+                following = _following(products, str(error))
+                if following is None:
                     raise
-                products = larger[0]
+                products = following
                 self._compile = self._submit(products)
                 continue
             stored = {k: result[k] for k in ("memory", "cost", "aliases")}
@@ -161,7 +168,7 @@ class Pending:
     def _report_of(self, result: dict[str, Any]) -> MemoryReport:
         self.products = result["products"]
         self.final = result["code"] or self.target.platform == "cuda"
-        notes = [] if self.products is None else [_EMITTED.format(self.products)]
+        notes = [] if self.products is None else [_told(self.products)]
         if self.lowered.prints:
             notes.append(_PRINTS)
         leaves = self.lowered.call.leaves
@@ -177,8 +184,22 @@ class Pending:
         )
 
 
+def _following(products: int | None, error: str) -> int | None:
+    """The threshold to compile with next; None where another one does not help."""
+    if products is None and _NO_CONFIG in error:
+        return 0
+    larger = (p for p in THRESHOLDS if products is None or p > products)
+    return next(larger, None) if _NO_TILES in error else None
+
+
+def _told(products: int) -> str:
+    return _EMITTED.format(products) if products else _IN_LIBRARIES
+
+
 def emitting(options: dict[str, Any] | None, products: int) -> dict[str, Any]:
     """Options with which XLA:GPU emits the smaller products itself, see `Pending`."""
+    if products == 0:
+        return (options or {}) | {"xla_gpu_enable_triton_gemm": False}
     disabled = (options or {}).get("xla_disable_hlo_passes", "")
     return (options or {}) | {
         "xla_gpu_gemm_rewrite_size_threshold": 2**products,

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import jaxmem
-from benchmarks.models import zoo
+from benchmarks.models import pi0, zoo
 from benchmarks.models import zoo_vision as vision
 from benchmarks.models.transformers import BertConfig, StackConfig
 from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
@@ -231,6 +231,31 @@ def test_thresholds_are_raised_one_after_another(refused):
     passes = [o["xla_disable_hlo_passes"] for o in asked]
     assert passes == ["dot-merger", *["dot-merger,cublas-pad-for-gemms"] * 2]
     assert any("fewer than 2^24 elements" in note for note in report.notes)
+
+
+@needs_h100
+def test_products_without_a_form_of_xla_are_left_to_the_library(refused):
+    asked, words = refused
+    words.append(
+        "INTERNAL: No supported config found for HLO: %gemm_fusion_dot.1 = ..."
+    )
+    report = estimate(sgd, W, X, target="h100", cache=False)
+    assert [o.get("xla_gpu_enable_triton_gemm") for o in asked] == [None, False]
+    assert any("leave all of them to cuBLAS" in note for note in report.notes)
+
+
+@needs_h100
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_jax")
+def test_a_program_with_such_products_is_scheduled():
+    made = pi0.full_step(optax.sgd(1e-3), 32, layers=2, images=1)
+    how = {"target": "h100", "donate_argnums": made.donate}
+    plan = jaxmem.schedule(made.step, **how).plan(*made.args)
+    assert plan.scheduled.peak_bytes <= plan.plain.peak_bytes
+    both = [
+        any("to cuBLAS" in n for n in r.notes) for r in (plan.plain, plan.scheduled)
+    ]
+    assert both[0] == both[1]  # compiled alike
 
 
 @needs_h100

@@ -145,7 +145,8 @@ def compared(
         begun = [plain(products=products)]
         begun += [scheduled(products=products)] if known is None else []
         reports = [_report(one) for one in begun]
-        needed = max((one.products or 0 for one in begun), default=0) or None
+        asked = (one.products for one in begun if one.products is not None)
+        needed = max(asked, default=None)
         if needed == products:
             return Compared(reports[0], known if known is not None else reports[1])
         products, known = needed, None  # what one needs, both get
