@@ -68,6 +68,9 @@ class Scatters:
         return in_table(ids, count)[0], rows
 
 
+_GIVEN = "a part of it is given"
+
+
 @dataclass
 class RowSums:
     """Which variables of a graph are nothing but scatter-adds of rows into zeros.
@@ -78,7 +81,9 @@ class RowSums:
       inside: says of a scan why one of its outputs is no such sum.
       slots: of a variable that is such a sum how many rows are added, each time that
         one is counted; 0 of zeros.
-      whys: of any other what else makes it.
+      whys: of any other what else makes it; of what follows from another variable
+        `sources` has that one, and of an output of a scan that nobody has asked for
+        yet `scans` the scan: looking into it takes as long as all the rest.
     """
 
     graph: JaxprGraph
@@ -86,6 +91,8 @@ class RowSums:
     inside: Callable[[JaxprEqn, Var], str] | None = None
     slots: dict[Any, int] = field(default_factory=dict)
     whys: dict[Any, str] = field(default_factory=dict)
+    sources: dict[Any, Var] = field(default_factory=dict)
+    scans: dict[Any, JaxprEqn] = field(default_factory=dict)
     zeros: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -106,10 +113,17 @@ class RowSums:
 
     def why_atom(self, atom: Any) -> str:
         """The same of an operand, which may be a literal."""
-        if is_var(atom):
-            known = "" if atom in self.slots else "a part of it is given"
-            return self.whys.get(atom, known)
-        return "a part of it is given" if np.any(np.asarray(atom.val)) else ""
+        if not is_var(atom):
+            return _GIVEN if self._is_other(atom) else ""
+        while atom in self.sources:
+            atom = self.sources[atom]
+        if self.inside and atom in self.scans:
+            self.whys[atom] = self.inside(self.scans.pop(atom), atom)
+        return self.whys.get(atom, _GIVEN if self._is_other(atom) else "")
+
+    def _is_other(self, atom: Any) -> bool:
+        """Whether an operand is no such sum."""
+        return atom not in self.slots if is_var(atom) else bool(np.any(atom.val))
 
     def _tell(self, eqn: JaxprEqn, v: Var) -> None:
         """Notes of what is not zero whether an equation adds rows up."""
@@ -117,10 +131,15 @@ class RowSums:
         if primitives.is_update(eqn) and eqn.invars[0] not in self.zeros:
             read = f"{primitives.quoted(eqn)} makes a part of it"
         if isinstance(read, str):
-            asked = self.inside if primitives.is_scan(eqn) else None
-            self.whys[v] = asked(eqn, v) if asked else read
-        elif why := next(filter(None, map(self.why_atom, reversed(read))), ""):
-            self.whys[v] = why
+            if self.inside and primitives.is_scan(eqn):
+                self.scans[v] = eqn
+            else:
+                self.whys[v] = read
+        elif others := list(filter(self._is_other, read)):
+            if is_var(others[-1]):
+                self.sources[v] = others[-1]
+            else:
+                self.whys[v] = _GIVEN
         else:
             own = _own_slots(eqn)
             self.slots[v] = own + sum(self.slots[w] for w in read if is_var(w))
