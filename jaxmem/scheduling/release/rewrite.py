@@ -281,11 +281,14 @@ class _Layer:
         forms = zip(eqn.outvars, placements.outs, strict=True)
         self.env.update(zip(forms, outs, strict=True))
 
-    def _cut(self, gradient, v, axis: int, whole: Callable):
-        del whole  # what is updated is in the loop
+    def _cut(self, gradient, v, axis: int, _: Callable):
         # the host's copies are to be under way before the gradient is there
         j = self.j if is_on_host(v) else self.after(gradient)
-        return lax.dynamic_slice_in_dim(self.whole[v, axis], j, 1, axis)
+        whole = self.whole[v, axis]
+        # a counter is never negative: to allow for that takes a seventh of a rewrite
+        return lax.dynamic_slice_in_dim(
+            whole, j, 1, axis, allow_negative_indices=False
+        )
 
     def after(self, gradient):
         """`j`, on one GPU not before a layer of a gradient is there."""
