@@ -16,7 +16,7 @@ import sys
 from benchmarks.figures.rows import FIGURES, ROOT
 
 RENDERERS = """
-    advice devices faults frontier headlines measured optimizers readme results
+    advice devices faults frontier headlines long_context measured optimizers readme results
     sentences tables techniques tiles time way_in
 """.split()
 for name in RENDERERS:  # they fill FIGURES

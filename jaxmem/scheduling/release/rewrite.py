@@ -286,9 +286,7 @@ class _Layer:
         j = self.j if is_on_host(v) else self.after(gradient)
         whole = self.whole[v, axis]
         # a counter is never negative: to allow for that takes a seventh of a rewrite
-        return lax.dynamic_slice_in_dim(
-            whole, j, 1, axis, allow_negative_indices=False
-        )
+        return lax.dynamic_slice_in_dim(whole, j, 1, axis, allow_negative_indices=False)
 
     def after(self, gradient):
         """`j`, on one GPU not before a layer of a gradient is there."""
