@@ -49,7 +49,7 @@ class Row(NamedTuple):
         return step_of(QWEN3_8B, mesh, self.tokens, tx=tx, dtype=BF16)
 
 
-HOST: Mapping[str, Any] = {"offload": True, "host_budget": "128GB"}
+HOST: Mapping[str, Any] = {"offload": True, "host_budget": "160GB"}
 ROWS = (
     Row(4_096, 1, None, {}),
     Row(32_768, 1, "72GB", {}),

@@ -15,7 +15,7 @@ def _link(r: Row) -> str:
 def lengths() -> str:
     head = (
         *("tokens", "H100s", "plain: GB / predicted ms", "GB / predicted ms"),
-        *("GB in host memory", "tokens a second and chip", "what to type"),
+        *("GB in host memory", "tokens a second and chip", "call"),
     )
     plain = lambda r: (
         f"{float(r['plain GB']):,.1f} / {float(r['plain: predicted ms']):,.0f}"
@@ -40,7 +40,7 @@ def lengths() -> str:
 def published_rows() -> str:
     head = (
         *("step", "published GB", "its recipe here: GB / predicted ms"),
-        *("GB / predicted ms", "GB in host memory", "what to type"),
+        *("GB / predicted ms", "GB in host memory", "call"),
     )
     recipe = lambda r: (
         f"{float(r['recipe GB']):,.1f} / {float(r['recipe: predicted ms']):,.0f}"

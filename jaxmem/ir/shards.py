@@ -52,6 +52,8 @@ def of_shardings(closed: Body, shardings: Sequence[Any]) -> InputShardings | Non
     meshes = [s.mesh for s in (*given, *asked) if s is not None]
     if len({tuple(mesh.shape.items()) for mesh in meshes}) != 1:
         return None  # of two, neither is that of the step
+    if meshes[0].size == 1:
+        return None  # each array is whole, and calls for one chip stay as they are
     pairs = zip(invars, given, strict=True)
     specs = (whole(v) if s is None else of_spec(s, v) for v, s in pairs)
     return InputShardings(meshes[0], tuple(specs))

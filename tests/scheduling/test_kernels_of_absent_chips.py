@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.ir import jaxprs
@@ -43,10 +45,16 @@ def test_a_jaxpr_keeps_its_kernels(args):
     assert (want.temp_bytes, want.seconds) == (got.temp_bytes, got.seconds)
 
 
-def test_a_scheduled_step_with_the_attention_of_jax_by_cudnn(args):
+@pytest.mark.parametrize("axis", [None, "data"])
+def test_a_scheduled_step_with_the_attention_of_jax_by_cudnn(args, axis):
     """Which is traced, while the search lowers what it compiles, as if for that GPU."""
+    held = lambda x: x
+    if axis is not None:  # a mesh of one device: nothing of it is sharded
+        where = NamedSharding(jaxmem.target_mesh("h100", (1,), (axis,)), P(axis))
+        held = lambda x: jax.lax.with_sharding_constraint(x, where)
 
     def layer(x, w):
+        x = held(x)
         attention = jax.nn.dot_product_attention(x, x, x, implementation="cudnn")
         return jnp.tanh(x * w[None, None, None]) + attention, None
 

@@ -108,7 +108,7 @@ def all_kept(space: SearchSpace) -> int:
 
 def _lowest(space: SearchSpace) -> float:
     """The rate below which nothing is recomputed, since sending it away is faster."""
-    if not space.offload:
+    if not math.isinf(space.offload):  # nothing is sent, or not all may be
         return _LOWEST
     rate = rates_of(space.target).host / 2  # there and back
     # the link is busy: it is faster to recompute until it is done
