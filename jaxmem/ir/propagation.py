@@ -162,8 +162,9 @@ def _tell_numbers(closed: Body, found: Shardings) -> None:
         if all(not is_var(v) or v in numbers for v in eqn.invars):
             numbers.update(eqn.outvars)
     for eqn in reversed(eqns):
-        for v in {*filter(is_var, eqn.invars)} & numbers - found.of.keys():
-            if any(spec := _as_read(eqn, v, found)):
+        for v in filter(is_var, eqn.invars):
+            told = v in found.of or v not in numbers
+            if not told and any(spec := _as_read(eqn, v, found)):
                 found.of[v] = spec
 
 
