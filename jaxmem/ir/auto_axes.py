@@ -176,7 +176,9 @@ def _held(eqn: JaxprEqn, x: Any) -> Any:
     if not is_explicit(getattr(aval, "sharding", None)):
         return x
     spec, followed = said_by(aval), _followed(eqn)
-    if spec == followed:
+    # else XLA may have a product gathered along the examples, not the weights
+    is_chosen = primitives.is_product(eqn) and any(spec)
+    if spec == followed and not is_chosen:
         return x
     mesh = jax.sharding.get_abstract_mesh()
     is_mixed = AxisType.Auto in aval.sharding.mesh.axis_types

@@ -90,15 +90,6 @@ def asked_by(eqn: JaxprEqn) -> jax.NamedSharding | None:
     return named_sharding(eqn.params["sharding"])
 
 
-def is_typed(atom: Atom, axis: int) -> bool:
-    """Whether an axis is sharded in the type of its array: on a mesh of explicit axes.
-
-    JAX then wants to be told how each slice of it is sharded.
-    """
-    sharding = getattr(atom.aval, "sharding", None)
-    return sharding is not None and sharding.spec[axis] is not None
-
-
 def names_of(entry: Any) -> Names:
     """Of one axis in a `PartitionSpec`."""
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:

@@ -154,8 +154,6 @@ class _Growth(Propagation):
         """That a variable is cut along an axis; its users follow where it is wide."""
         if self.of.setdefault(v, at(axis)) != at(axis):
             self.reasons.append("two axes of one array are the vocabulary")
-        if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
-            self.reasons.append("it is sharded by its type")
         if wide and v not in self.wide and v not in self.masks:
             self.wide.add(v)
             self.todo += self.graph.users.get(v, ())
