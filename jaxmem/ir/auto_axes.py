@@ -10,7 +10,7 @@ that it had.
 import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,17 @@ class ExplicitTypes:
     def run(self, closed: ClosedJaxpr, leaves: Sequence[Any]) -> list[Any]:
         """A step without types, on arrays that have them, and so have its results."""
         with _mesh(with_auto(self.mesh)):
-            args = [_placed(x, ((),) * jnp.ndim(x)) for x in leaves]
-            outs = jaxprs.evaluate(closed, args)
+            outs = jaxprs.evaluate(closed, [*map(_untyped, leaves)])
+        pairs = zip(outs, self.outs, strict=True)
+        return [self._typed(x, aval) for x, aval in pairs]
+
+    def _typed(self, x: Any, aval: Any) -> Any:
+        mesh = aval.sharding.mesh
+        if not (mesh.empty or is_explicit(aval.sharding)):
+            return x  # of a step that has explicit axes inside alone
+        spec = PartitionSpec(*(names or None for names in said_by(aval)))
         with _mesh(self.mesh):
-            pairs = zip(outs, self.outs, strict=True)
-            return [_placed(x, said_by(aval)) for x, aval in pairs]
+            return jax.sharding.reshard(x, spec)
 
 
 _mesh = jax.sharding.use_abstract_mesh
@@ -67,8 +73,9 @@ def explicit_types(closed: ClosedJaxpr) -> ExplicitTypes | None:
     """What the types of a jaxpr say; None where it is on no explicit axes."""
     made = (v for eqn in jaxprs.walk(closed) for v in eqn.outvars)
     variables = itertools.chain(jaxprs.split(closed)[0].invars, made)
-    shardings = (getattr(v.aval, "sharding", None) for v in variables)
-    mesh = next((s.mesh for s in shardings if is_explicit(s)), None)
+    shardings: Iterator[Any] = (getattr(v.aval, "sharding", None) for v in variables)
+    typed = (s for s in shardings if s is not None and is_explicit(s))
+    mesh = next((s.mesh for s in typed), None)
     if mesh is None:
         return None
     return ExplicitTypes(mesh, tuple(closed.out_avals))
@@ -84,10 +91,14 @@ def without_types(closed: ClosedJaxpr, types: ExplicitTypes | None) -> ClosedJax
 
 def _without(body: Body) -> ClosedJaxpr:
     """A body in the mesh of this context."""
-    invars = jaxprs.split(body)[0].invars
-    run = lambda *args: jaxprs.evaluate(body, list(args), _rule)
+    jaxpr, constants = jaxprs.split(body)
+
+    def run(*args: Any) -> list[Any]:
+        own = _compat.ClosedJaxpr(jaxpr, [*map(_untyped, constants)])
+        return jaxprs.evaluate(own, args, _rule)
+
     with _compat.no_leak_check():
-        return jax.make_jaxpr(run)(*(_plain(v.aval) for v in invars))
+        return jax.make_jaxpr(run)(*(_plain(v.aval) for v in jaxpr.invars))
 
 
 def _plain(aval: Any) -> Any:
@@ -99,33 +110,30 @@ def _plain(aval: Any) -> Any:
     return aval.update(sharding=sharding)
 
 
-def _placed(x: Any, spec: Spec) -> Any:
-    """An array, its type one on the mesh in context."""
-    return jax.sharding.reshard(x, PartitionSpec(*(names or None for names in spec)))
+def _untyped(x: Any) -> Any:
+    """An array where it is, in the mesh of this context, which has no explicit axes."""
+    return jax.sharding.reshard(x, PartitionSpec(*[None] * jnp.ndim(x)))
 
 
 # -- one equation
 
-# Of these the equations inside have types.
-_CALLS = (
-    *(Kind.JIT, Kind.CALL, Kind.CUSTOM_JVP, Kind.CUSTOM_VJP, Kind.REMAT),
-    *(Kind.LOOP, Kind.BRANCH, Kind.SOLVE),
-)
+# Beside calls: of these the equations inside have types.
+_NESTED = Kind.LOOP, Kind.BRANCH, Kind.SOLVE
 # What is made of numbers alone is sharded as it is read.
 _OF_NUMBERS = Kind.CREATION, Kind.RANDOM, Kind.KEY
 
 
 def _rule(eqn: JaxprEqn, args: list) -> list[Any]:
-    kind = primitives.of(eqn).kind
-    if eqn.primitive.name in ("reshard", "mesh_cast"):
+    known = primitives.of(eqn)
+    if primitives.is_reshard(eqn):
         return [_held(eqn, args[0])]
     if primitives.is_shard_map(eqn):
         return _mapped(eqn, args)
     bare = _bare(eqn)
-    if kind in _CALLS and jaxprs.bodies(eqn):
+    if (known.calls or known.kind in _NESTED) and jaxprs.bodies(eqn):
         return jaxprs.rebind(bare, args, [_without(b) for b in jaxprs.bodies(eqn)])
     outs = _compat.bind(bare, args)
-    if kind in _OF_NUMBERS or primitives.is_broadcast(eqn) or len(outs) > 1:
+    if known.kind in _OF_NUMBERS or primitives.is_broadcast(eqn) or len(outs) > 1:
         return outs
     return [_held(eqn, outs[0])]
 
@@ -191,9 +199,11 @@ def _held(eqn: JaxprEqn, x: Any) -> Any:
 
 
 def _followed(eqn: JaxprEqn) -> Spec | None:
-    """How a result is sharded if it is as the operands are; None where they disagree."""
-    if eqn.primitive.name in ("reshard", "mesh_cast"):
-        return said_by(eqn.invars[0].aval)
+    """How a result is sharded by its operands; None where that is not known."""
+    if primitives.is_reshard(eqn):
+        (source,) = eqn.invars
+        known = source.aval.ndim == 0 or is_explicit(source.aval.sharding)
+        return said_by(source.aval) if known else None
     (out,), bare = eqn.outvars, _bare(eqn)
     found: list[Names] = [()] * out.aval.ndim
     for k, v in enumerate(eqn.invars):

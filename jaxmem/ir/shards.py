@@ -68,8 +68,8 @@ def named_sharding(sharding: Any) -> jax.NamedSharding | None:
 
 def with_auto(mesh: Any) -> Any:
     """A mesh with Auto axes for the explicit ones."""
-    kinds = {AxisType.Explicit: AxisType.Auto}
-    new = tuple(kinds.get(kind, kind) for kind in mesh.axis_types)
+    auto, kinds = AxisType.Auto, mesh.axis_types
+    new = tuple(auto if kind is AxisType.Explicit else kind for kind in kinds)
     if isinstance(mesh, Mesh):
         return Mesh(mesh.devices, mesh.axis_names, axis_types=new)
     return mesh.update_axis_types(dict(zip(mesh.axis_names, new, strict=True)))
@@ -77,7 +77,7 @@ def with_auto(mesh: Any) -> Any:
 
 def said_by(aval: Any) -> Spec:
     """How an array is sharded by its type: over explicit axes."""
-    sharding = getattr(aval, "sharding", None)
+    sharding: Any = getattr(aval, "sharding", None)
     if not is_explicit(sharding):
         return ((),) * getattr(aval, "ndim", 0)
     return tuple(map(names_of, sharding.spec))

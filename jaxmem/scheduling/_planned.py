@@ -81,10 +81,18 @@ def _notes(
     notes = [] if call.form.donated else [undonated(call.args)]
     notes += notes_of(rewritten, found.choice.unchanged)
     notes += _unknown_shards(calls, call, rewritten.jaxpr)
+    if rewritten.types is not None:
+        notes.append(_TYPES)
     sharded = call.inside or devices_of(calls.given(call)) > 1
     if has_sums_apart(rewritten.written_out, sharded):
         notes.append(WHAT_IS_DONE)
     return notes
+
+
+_TYPES = (
+    "its explicit axes are scheduled as Auto ones: what types say of shardings is said "
+    "by constraints, and its results have the types that they had"
+)
 
 
 def _unknown_shards(calls: TracedCalls, call: Call, closed) -> list[str]:

@@ -132,7 +132,7 @@ def _many(array) -> Any:
     """The sharding of an array that is on several devices."""
     if jaxprs.is_abstract(array):
         own = jax.typeof(array).sharding
-        return own if is_explicit(own) else None
+        return own if is_explicit(own) and own.mesh.size > 1 else None
     sharding = getattr(array, "sharding", None)
     return sharding if sharding is not None and sharding.num_devices > 1 else None
 

@@ -25,6 +25,7 @@ from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
+from tests.docs_code import DOCS, blocks, run
 from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("x64", "standard_jax")
@@ -47,6 +48,9 @@ class Sizes(NamedTuple):
     tokens: int = TOKENS
 
 
+SMALL = Sizes()
+
+
 class Training(NamedTuple):
     """A step, its arguments, and the mesh in which it is called."""
 
@@ -55,7 +59,7 @@ class Training(NamedTuple):
     context: Callable
 
 
-def training(way: str, kinds: str, mesh=None, sizes: Sizes = Sizes()) -> Training:
+def training(way: str, kinds: str, mesh=None, sizes=SMALL) -> Training:
     """Layers of an MLP and a head, as users write them for these kinds of axes.
 
     On a mesh of absent chips the arguments are types.
@@ -264,6 +268,82 @@ def test_what_types_say_beside_operations_becomes_a_constraint():
         assert jax.typeof(got[0]) == jax.typeof(jax.jit(step)(*args))
 
 
+def forms(mesh) -> dict[str, Callable]:
+    """Losses that are not layers of products alone."""
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    scale = put(np.random.default_rng(9).standard_normal((BATCH, WIDTH)), "data")
+    shared = lambda w, x: jnp.tanh(x @ w) + lax.pmean(x, "data")
+
+    def mapped(x, w, axes):
+        specs = {"in_specs": (P("data"), P()), "out_specs": P("data")}
+        run = jax.shard_map(lambda x, w: shared(w, x), axis_names=axes, **specs)
+        return run(x, reshard(w, P()))
+
+    def dropped(x, w):
+        shape = {"shape": x.shape, "out_sharding": P("data", None)}
+        keep = jax.random.bernoulli(jax.random.key(0), 0.5, **shape)
+        return jnp.where(keep, jnp.tanh(x @ w), 0.0)
+
+    def looked_up(x, w):
+        rows = (jnp.abs(x[:, 0]) * 8).astype(int) % WIDTH
+        return w.at[rows].get(out_sharding=P("data", None)) * x
+
+    def branched(x, w):
+        branches = lambda x, w: jnp.tanh(x @ w), lambda x, w: x @ w
+        return lax.cond(w.sum() > 0, *branches, x, w)
+
+    by_auto = jax.sharding.auto_axes(
+        lambda x, w: jnp.tanh(x @ w), out_sharding=P("data", None)
+    )
+    return {
+        "a map": lambda x, w: mapped(x, w, {"data", "model"}),
+        "a map over one axis": lambda x, w: mapped(x, w, {"data"}),
+        "random bits": dropped,
+        "a table": looked_up,
+        "a branch": branched,
+        "an inner jit": jax.jit(lambda x, w: jnp.tanh(x @ w)),
+        "remat": jax.checkpoint(lambda x, w: jnp.tanh(jnp.tanh(x @ w))),
+        "auto axes inside": by_auto,
+        "an array of its own": lambda x, w: jnp.tanh(x @ w) * scale,
+    }
+
+
+FORMS = (
+    *("a map", "a map over one axis", "random bits", "a table", "a branch"),
+    *("an inner jit", "remat", "auto axes inside", "an array of its own"),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_layer_is_made_of(form):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), (EXPLICIT, EXPLICIT))
+    layer = forms(mesh)[form]
+
+    def step(params, x):
+        def loss(params):
+            y, _ = lax.scan(lambda x, w: (x + layer(x, w), None), x, params)
+            return jnp.square(y).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return params - 0.1 * grads, value
+
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    rng = np.random.default_rng(0)
+    params = put(rng.standard_normal((LAYERS, WIDTH, WIDTH)) / WIDTH)
+    args = params, put(rng.standard_normal((BATCH, WIDTH)), "data")
+    own = Training(step, args, functools.partial(jax.set_mesh, mesh))
+    with own.context():
+        assert_trained_alike(jaxmem.schedule(step, donate_argnums=0), own)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(capsys):
+    page = blocks(DOCS / "many_devices.md")
+    typed = next(block for block in page if "AxisType" in block)
+    run(f"{page[0]}\n{typed}", {}, "many_devices")
+    assert "8 devices" in capsys.readouterr().out
+
+
 SIZES = Sizes(layers=4, width=256, hidden=1024, words=2048, batch=64, tokens=32)
 
 
@@ -271,14 +351,15 @@ SIZES = Sizes(layers=4, width=256, hidden=1024, words=2048, batch=64, tokens=32)
 @pytest.mark.parametrize("kinds", ["explicit", "mixed"])
 @pytest.mark.parametrize("way", WAYS)
 def test_absent_chips(way, kinds):
-    """Estimated, and scheduled into half of what can be saved, as on Auto axes."""
-    reports = {}
+    """Predicted as on Auto axes, and scheduled into half of what can be saved."""
+    predicted = {}
     for one in ("auto", kinds):
         axes = ("data", "model")
         mesh = jaxmem.target_mesh("h100", (4, 2), axes, axis_types=KINDS[one])
         own = training(way, one, mesh, SIZES)
         how = {"target": "h100", "donate_argnums": 0}
         with own.context():
+            predicted[one] = jaxmem.scheduling.predict(own.step, *own.args, **how)
             report = jaxmem.estimate(own.step, *own.args, **how)
             rest = report.peak_bytes - report.argument_bytes
             budget = report.argument_bytes + rest // 2
@@ -288,7 +369,5 @@ def test_absent_chips(way, kinds):
         checks = {finding.check for finding in found}
         assert one == "auto" or "lost batch axis" not in checks
         assert plan.scheduled.peak_bytes <= budget
-        reports[one] = report
-    auto, typed = reports["auto"], reports[kinds]
-    assert typed.peak_bytes == pytest.approx(auto.peak_bytes, rel=0.01)
-    assert typed.sent_bytes <= 1.01 * auto.sent_bytes
+    about = pytest.approx(predicted["auto"].peak_bytes, rel=0.01)
+    assert predicted[kinds].peak_bytes == about

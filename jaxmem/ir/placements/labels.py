@@ -108,7 +108,7 @@ def psum(eqn: JaxprEqn, n: int) -> Labels | str:
 
 
 def constraint(eqn: JaxprEqn, n: int) -> Labels:
-    """A constraint holds for a part as it is where it leaves the axis whole, or open."""
+    """A constraint holds for a part as it is where it names nothing for the axis."""
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None or eqn.params["layout"] is not None:
         return Labels((no_labels(eqn.invars[0]),), (no_labels(eqn.outvars[0]),))
