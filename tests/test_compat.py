@@ -450,6 +450,22 @@ def test_equations_of_no_mesh_are_in_that_of_the_context():
     assert inside.ctx.cur_abstract_mesh == mesh.abstract_mesh
 
 
+def test_in_mesh():
+    mesh = jaxmem.target_mesh("cpu", (8,), ("x",))
+    (eqn,) = _traced(jnp.sin, 1.0).eqns
+    assert eqn.ctx.cur_abstract_mesh.empty
+    assert _compat.in_mesh(eqn, mesh).ctx.cur_abstract_mesh == mesh
+
+
+def test_an_export_of_explicit_and_auto_axes_is_serialized():
+    types = jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=types)
+    where = NamedSharding(mesh, PartitionSpec("x"))
+    spec = jax.ShapeDtypeStruct((8, 8), "float32", sharding=where)
+    exported = _compat.export(jax.jit(jnp.sin), "cpu", [], [], [spec])
+    assert export.deserialize(exported.serialize()).nr_devices == 8
+
+
 def test_backward_pass_of_splash_attention():
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,

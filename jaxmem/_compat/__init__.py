@@ -29,6 +29,7 @@ from jaxmem._compat.jaxprs import expanded as expanded
 from jaxmem._compat.jaxprs import function_source as function_source
 from jaxmem._compat.jaxprs import has_side_effects as has_side_effects
 from jaxmem._compat.jaxprs import in_context_of as in_context_of
+from jaxmem._compat.jaxprs import in_mesh as in_mesh
 from jaxmem._compat.jaxprs import in_mesh_in_context as in_mesh_in_context
 from jaxmem._compat.jaxprs import no_leak_check as no_leak_check
 from jaxmem._compat.jaxprs import operation as operation

@@ -23,15 +23,9 @@ def without_mesh(v):
 
 
 def typed_as(x, aval):
-    """`x`, the same on all devices, typed to vary and be sharded as `aval`."""
-    # `x` may have more axes, in front: they are not sharded.
+    """`x`, the same on all devices, typed to vary as `aval`."""
     axes = tuple(aval.manual_axis_type.varying)
-    x = jax.lax.pcast(x, axes, to="varying") if axes else x
-    spec = aval.sharding.spec
-    if all(names is None for names in spec):
-        return x
-    spec = jax.sharding.PartitionSpec(*[None] * (x.ndim - aval.ndim), *spec)
-    return jax.sharding.reshard(x, jax.NamedSharding(aval.sharding.mesh, spec))
+    return jax.lax.pcast(x, axes, to="varying") if axes else x
 
 
 def empty_like(aval) -> Any:

@@ -15,7 +15,17 @@ def export(jitted: Any, platform: str, checks: list, rules: list, args: list) ->
     """
     how = {"disabled_checks": checks, "_override_lowering_rules": tuple(rules)}
     with without_devices():
-        return jax.export.export(jitted, platforms=[platform], **how)(*args)
+        exported = jax.export.export(jitted, platforms=[platform], **how)(*args)
+    # On a mesh of explicit axes and Auto ones JAX has here what it cannot serialize.
+    outs: Any = exported._out_named_shardings
+    told = tuple(None if _is_open(sharding) else sharding for sharding in outs)
+    return dataclasses.replace(exported, **{"_out_named_shardings": told})
+
+
+def _is_open(sharding) -> bool:
+    """Whether a sharding leaves an axis of its array to XLA."""
+    free = jax.sharding.PartitionSpec.UNCONSTRAINED
+    return sharding is not None and any(names is free for names in sharding.spec)
 
 
 def with_results_of_calls(exported: Any, sizes: Any) -> Any:

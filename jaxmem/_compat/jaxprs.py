@@ -39,8 +39,6 @@ def in_mesh_in_context(jaxpr):
 
     An equation is lowered in the mesh that it was traced in.
     """
-    from jax._src.core import JaxprEqnContext
-
     mesh = jax.sharding.get_abstract_mesh()
 
     def within(value):
@@ -51,14 +49,20 @@ def in_mesh_in_context(jaxpr):
         return in_mesh_in_context(value) if isinstance(value, Jaxpr) else value
 
     def moved(eqn):
-        context = eqn.ctx
-        if context.cur_abstract_mesh.empty:
-            with context.manager, jax.sharding.use_abstract_mesh(mesh):
-                context = JaxprEqnContext()
+        if eqn.ctx.cur_abstract_mesh.empty:
+            eqn = in_mesh(eqn, mesh)
         params = {k: within(v) if _has_jaxpr(v) else v for k, v in eqn.params.items()}
-        return eqn.replace(ctx=context, params=params)
+        return eqn.replace(params=params)
 
     return jaxpr.replace(eqns=list(map(moved, jaxpr.eqns)))
+
+
+def in_mesh(eqn, mesh):
+    """The equation as if it had been traced in this mesh."""
+    from jax._src.core import JaxprEqnContext
+
+    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
+        return eqn.replace(ctx=JaxprEqnContext())
 
 
 def _has_jaxpr(value) -> bool:

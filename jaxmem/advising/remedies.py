@@ -14,6 +14,7 @@ from jaxmem import _compat
 from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
 from jaxmem.ir import jaxprs
+from jaxmem.ir.auto_axes import explicit_types, on_auto_axes, without_types
 from jaxmem.ir.graph import by_shape, is_transposed
 from jaxmem.ir.shards import InputShardings, of_shardings
 from jaxmem.memory.report.advice import AdvisedStep
@@ -58,6 +59,12 @@ def remedies_for(step: AdvisedStep) -> list[Remedy]:
     """What takes clearly less than the step, what costs no time before the rest."""
     if step.peak_bytes - step.argument_bytes < _LEAST * step.peak_bytes:
         return []
+    step = replace(step, closed=without_types(step.closed, explicit_types(step.closed)))
+    with on_auto_axes():
+        return _remedies(step)
+
+
+def _remedies(step: AdvisedStep) -> list[Remedy]:
     peaks = expected_peaks(step.closed, step.donated, step.specs, step.target)
     most = (1 - _LEAST) * step.peak_bytes
     found = [*_substituted(step, peaks), *_scheduled(step, peaks)]

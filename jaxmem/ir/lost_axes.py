@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.auto_axes import explicit_types
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.propagation import shardings_in
@@ -59,8 +60,11 @@ class LostAxis:
 
 def lost_axes(closed: Body, shardings: Sequence[Any]) -> Iterator[LostAxis]:
     """What layers hand on, or else products, of a step under these shardings."""
+    # over explicit axes all are sharded as their types say
+    if not any(shardings) or explicit_types(closed) is not None:
+        return
     flat = flatten(closed)
-    given = of_shardings(flat, shardings) if any(shardings) else None
+    given = of_shardings(flat, shardings)
     if given is None:
         return
     asked, found = labelled_shardings(flat, given), shardings_in(flat, given)

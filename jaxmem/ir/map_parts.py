@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
@@ -28,12 +28,11 @@ NAME = "shard_map"
 
 def can_be_taken_apart(eqn: JaxprEqn) -> bool:
     """Whether a `shard_map` holds operations that can be done apart from each other."""
-    explicit = AxisType.Explicit in eqn.params["mesh"].axis_types
     inside = operations_of(eqn)
     several = len(inside) > 1 or any(
         jaxprs.bodies(e) and not is_part(e) for e in inside
     )
-    return several and not explicit and not _compat.has_side_effects(eqn)
+    return several and not _compat.has_side_effects(eqn)
 
 
 def taken_apart(eqn: JaxprEqn, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:

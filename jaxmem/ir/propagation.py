@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
@@ -42,7 +43,8 @@ def shardings_in(closed: Body, given: InputShardings | None) -> Shardings:
         return Shardings()
     known = _FOUND.setdefault(jaxpr, {})
     if given not in known:
-        known[given] = _propagated(closed, given)
+        with on_auto_axes():
+            known[given] = _propagated(closed, given)
     return known[given]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
@@ -60,9 +60,27 @@ def of_shardings(closed: Body, shardings: Sequence[Any]) -> InputShardings | Non
 
 
 def named_sharding(sharding: Any) -> jax.NamedSharding | None:
-    """One that XLA is told; those of explicit axes are in the types of arrays."""
-    is_named = isinstance(sharding, jax.NamedSharding) and not is_explicit(sharding)
-    return sharding if is_named else None
+    """One that XLA is told, on Auto axes: a step on explicit ones is seen without."""
+    if not is_explicit(sharding):
+        return sharding if isinstance(sharding, jax.NamedSharding) else None
+    return sharding.update(mesh=with_auto(sharding.mesh))
+
+
+def with_auto(mesh: Any) -> Any:
+    """A mesh with Auto axes for the explicit ones."""
+    auto, kinds = AxisType.Auto, mesh.axis_types
+    new = tuple(auto if kind is AxisType.Explicit else kind for kind in kinds)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=new)
+    return mesh.update_axis_types(dict(zip(mesh.axis_names, new, strict=True)))
+
+
+def said_by(aval: Any) -> Spec:
+    """How an array is sharded by its type: over explicit axes."""
+    sharding: Any = getattr(aval, "sharding", None)
+    if not is_explicit(sharding):
+        return ((),) * getattr(aval, "ndim", 0)
+    return tuple(map(names_of, sharding.spec))
 
 
 def asked_by(eqn: JaxprEqn) -> jax.NamedSharding | None:
@@ -70,15 +88,6 @@ def asked_by(eqn: JaxprEqn) -> jax.NamedSharding | None:
     if not primitives.is_constraint(eqn):
         return None
     return named_sharding(eqn.params["sharding"])
-
-
-def is_typed(atom: Atom, axis: int) -> bool:
-    """Whether an axis is sharded in the type of its array: on a mesh of explicit axes.
-
-    JAX then wants to be told how each slice of it is sharded.
-    """
-    sharding = getattr(atom.aval, "sharding", None)
-    return sharding is not None and sharding.spec[axis] is not None
 
 
 def names_of(entry: Any) -> Names:

@@ -7,6 +7,7 @@ import jax
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
+from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.graph import across_memories
 from jaxmem.ir.scans import is_on_host
 
@@ -35,7 +36,10 @@ def _aval(leaf):
         # it has a weak type, as under `jit`
         return jax.eval_shape(lambda x: x, leaf)
     if jaxprs.is_abstract(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        # on explicit axes its type says how it is sharded
+        own = jax.typeof(leaf).sharding
+        where = own if is_explicit(own) else None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
     return leaf
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
 from jaxmem.frameworks import Call
+from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._arguments import positions
 from jaxmem.scheduling._choice import NO_CHOICE
@@ -73,7 +74,8 @@ class Finder:
             self.calls.input_shardings(traced.jaxpr, call),
         )
         places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
-        with no_leak_check():  # under which nothing of a search would be remembered
+        # under a check of leaks nothing of a search would be remembered
+        with no_leak_check(), on_auto_axes():
             found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
         if any(places[0]):
             found = self._sharded[mark] = replace(found, shardings=places[0])

@@ -7,6 +7,7 @@ from functools import partial
 from jaxmem.chips import get_target
 from jaxmem.faults import WHAT_IS_DONE, devices_of, has_sums_apart
 from jaxmem.frameworks import Call
+from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.ir.shard_maps import whole_step
 from jaxmem.memory import Pending, Target
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, on_one_device
@@ -57,10 +58,11 @@ def planned(
         chip = get_target(target).name
         both = _compared(found, chip, partial(begun, args, kwargs, target))
     aliases = calls.aliases(rewritten.jaxpr, call)
-    notes = (*found.notes, *_notes(calls, call, rewritten, found))
     shardings = calls.input_shardings(rewritten.jaxpr, call)
     mesh = mesh_of(calls.given(call))
-    return make_plan(rewritten, found, both, chip, aliases, notes, shardings, mesh)
+    with on_auto_axes():
+        notes = (*found.notes, *_notes(calls, call, rewritten, found))
+        return make_plan(rewritten, found, both, chip, aliases, notes, shardings, mesh)
 
 
 def _compared(
@@ -79,10 +81,18 @@ def _notes(
     notes = [] if call.form.donated else [undonated(call.args)]
     notes += notes_of(rewritten, found.choice.unchanged)
     notes += _unknown_shards(calls, call, rewritten.jaxpr)
+    if rewritten.types is not None:
+        notes.append(_TYPES)
     sharded = call.inside or devices_of(calls.given(call)) > 1
     if has_sums_apart(rewritten.written_out, sharded):
         notes.append(WHAT_IS_DONE)
     return notes
+
+
+_TYPES = (
+    "its explicit axes are scheduled as Auto ones: what types say of shardings is said "
+    "by constraints, and its results have the types that they had"
+)
 
 
 def _unknown_shards(calls: TracedCalls, call: Call, closed) -> list[str]:
@@ -92,7 +102,6 @@ def _unknown_shards(calls: TracedCalls, call: Call, closed) -> list[str]:
     if whole_step(closed) is not None:  # its shapes are those of one device
         return []
     return [
-        "its arguments are sharded over several meshes, or over axes that are "
-        "explicit: how the arrays in between are is not known, and bytes that no "
-        "compiler has told are those of whole arrays"
+        "its arguments are sharded over several meshes: how the arrays in between are "
+        "is not known, and bytes that no compiler has told are those of whole arrays"
     ]

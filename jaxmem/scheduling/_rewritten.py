@@ -1,10 +1,12 @@
 """A step after the passes, and what they did."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmem.ir import jaxprs
+from jaxmem.ir.auto_axes import ExplicitTypes
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 
@@ -36,6 +38,13 @@ class Rewritten:
     # gives the jaxpr of the step from that of the first list, where the step is one
     # `shard_map`
     whole: Callable[[Any], Any] = field(default=lambda closed: closed, repr=False)
+    types: ExplicitTypes | None = None  # of the step on explicit axes
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        """The results of the step, of the types that they had."""
+        if self.types is None:
+            return jaxprs.evaluate(self.jaxpr, leaves)
+        return self.types.run(self.jaxpr, leaves)
 
     @functools.cached_property
     def description(self) -> Description:

@@ -10,7 +10,6 @@ import jax
 
 from jaxmem.checking import verify
 from jaxmem.frameworks import Call, Jitted, jitted, map_arrays
-from jaxmem.ir import jaxprs
 from jaxmem.ir.host_memory import check_host_memory
 from jaxmem.memory import Pending, Target, begin
 from jaxmem.scheduling._arguments import jit_with, on_one_device
@@ -146,7 +145,7 @@ class Scheduled:
                 found, leaves, tree = self._calls.rewrite(inside, choice, given)
                 if alone:
                     self._calls.check_memories(found.jaxpr, inside)
-                return jax.tree.unflatten(tree, jaxprs.evaluate(found.jaxpr, leaves))
+                return jax.tree.unflatten(tree, found.run(leaves))
 
             how = options, shardings.for_jit()
             self._jitted[key] = jit_with(scheduled, call.form.donated, *how)

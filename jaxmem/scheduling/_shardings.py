@@ -13,6 +13,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.auto_axes import ExplicitTypes, explicit_types, without_types
 from jaxmem.ir.flatten import (
     constrained,
     is_explicit,
@@ -31,13 +32,19 @@ class Placed(jaxprs.Traced):
 
     ins: Leaves = ()  # of the arguments
     outs: Leaves = ()  # of the results
+    types: ExplicitTypes | None = None  # of a step on explicit axes, without them here
 
 
-def placed(traced: jaxprs.Traced) -> Placed:
-    """The step, and the shardings that the call of a jitted function in it names."""
-    ins, outs = _named(traced.jaxpr)
+def placed(traced: jaxprs.Traced, own: bool = True) -> Placed:
+    """The step without types, and the shardings that a jitted function in it names.
+
+    `own`: whether the step is one.
+    """
+    ins, outs = _named(traced.jaxpr) if own else ((), ())
     opened = _opened(traced.jaxpr) if any((*ins, *outs)) else traced.jaxpr
-    return Placed(opened, traced.leaves, traced.out_tree, ins, outs)
+    types = explicit_types(opened)
+    bare = without_types(opened, types)
+    return Placed(bare, traced.leaves, traced.out_tree, ins, outs, types)
 
 
 @dataclass(frozen=True, eq=False)  # one for each signature: compared by identity
@@ -88,11 +95,11 @@ def argument_shardings(arguments: Any, named: Leaves = ()) -> Leaves:
     """Of each array among the arguments; none at all where all are on one device.
 
     Args:
-      arguments: arrays, their types, or tracers, of which nothing is known.
+      arguments: arrays, their types, or tracers, of which the types alone are known.
       named: those that a jitted step names for them, None where it names none.
     """
     arrays = [x for x in jax.tree.leaves(arguments) if _is_traced(x)]
-    known = (None if jaxprs.is_abstract(x) else _many(x) for x in arrays)
+    known = map(_many, arrays)
     pairs = zip(named or [None] * len(arrays), known, strict=True)
     found = tuple(first if first is not None else own for first, own in pairs)
     return found if any(s is not None for s in found) else ()
@@ -123,6 +130,9 @@ def _is_traced(leaf) -> bool:
 
 def _many(array) -> Any:
     """The sharding of an array that is on several devices."""
+    if jaxprs.is_abstract(array):
+        own = jax.typeof(array).sharding
+        return own if is_explicit(own) and own.mesh.size > 1 else None
     sharding = getattr(array, "sharding", None)
     return sharding if sharding is not None and sharding.num_devices > 1 else None
 

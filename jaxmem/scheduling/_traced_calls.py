@@ -11,6 +11,7 @@ from jaxmem.chips import get_target, traced_for
 from jaxmem.faults import devices_of, with_sums_apart
 from jaxmem.frameworks import Call, pure_call
 from jaxmem.ir import jaxprs
+from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_slices import with_hidden_indices
 from jaxmem.ir.shards import InputShardings, of_shardings
@@ -63,9 +64,7 @@ class TracedCalls:
     def trace(self, call: Call) -> Placed:
         step = call.form.pure(self.step)
         traced = jaxprs.trace(step, *call.args, **call.kwargs)
-        if call.own.placed:
-            return placed(traced)
-        return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
+        return placed(traced, call.own.placed)
 
     def shardings(self, call: Call) -> JitShardings:
         if not call.own.placed:
@@ -96,14 +95,15 @@ class TracedCalls:
         if given is None:
             given = argument_shardings((call.args, call.kwargs), traced.ins)
         how = self.options.clip, choice, given, known, ordered
-        found = rewrite(traced.jaxpr, aliases, *how)
-        if not ordered:
-            return found
-        closed = with_results_placed(found.jaxpr, traced.outs)
-        # in another function nobody knows where arguments are
-        sharded = call.inside or devices_of(given) > 1
-        closed = with_sums_apart(with_hidden_indices(closed), sharded)
-        return replace(found, jaxpr=closed)
+        with on_auto_axes():
+            found = rewrite(traced.jaxpr, aliases, *how)
+            if not ordered:
+                return found
+            closed = with_results_placed(found.jaxpr, traced.outs)
+            # in another function nobody knows where arguments are
+            sharded = call.inside or devices_of(given) > 1
+            closed = with_sums_apart(with_hidden_indices(closed), sharded)
+        return replace(found, jaxpr=closed, types=traced.types)
 
     def given(self, call: Call) -> tuple[Any, ...]:
         """The shardings of the arguments."""

@@ -108,16 +108,16 @@ def psum(eqn: JaxprEqn, n: int) -> Labels | str:
 
 
 def constraint(eqn: JaxprEqn, n: int) -> Labels:
-    """A constraint holds for a part as it is where it leaves the axis whole."""
+    """A constraint holds for a part as it is where it names nothing for the axis."""
     spec = getattr(eqn.params["sharding"], "spec", None)
     if spec is None or eqn.params["layout"] is not None:
         return Labels((no_labels(eqn.invars[0]),), (no_labels(eqn.outvars[0]),))
 
-    def is_whole(axis: int) -> bool:
-        fixed = axis not in eqn.params["unconstrained_dims"]
-        return fixed and (axis >= len(spec) or spec[axis] is None)
+    def names_none(axis: int) -> bool:
+        is_open = axis in eqn.params["unconstrained_dims"]
+        return is_open or axis >= len(spec) or spec[axis] is None
 
-    free = tuple(d if is_whole(d) else None for d in axes_of(eqn.invars[0]))
+    free = tuple(d if names_none(d) else None for d in axes_of(eqn.invars[0]))
     return Labels((free,), (free,))
 
 

@@ -170,6 +170,8 @@ class PartValues:
         if placed.inner:
             return nested(eqn, args, placed, self._body)
         if self.of_shard and primitives.is_constraint(eqn):
+            if isinstance(placed.ins[0], Partial):  # each device has its own
+                return args
             return [constrained(eqn, args[0], placed.in_axes[0])]
         return on_part(eqn, args, placed, self.length, self.start)
 

@@ -75,6 +75,8 @@ is_scan = _called("scan")  # `jax.lax.scan`
 is_while = _called("while")  # `jax.lax.while_loop`
 # says how an array is to be sharded, and computes nothing
 is_constraint = _called("sharding_constraint")
+# says how an array is sharded, on axes that are part of its type
+is_reshard = _called("reshard", "mesh_cast")
 is_named = _called("name")  # `jax.ad_checkpoint.checkpoint_name`
 is_cast = _called("convert_element_type")  # casts each element to another dtype
 is_sum = _called("add", "add_any")  # adds two arrays; `add_any` is that of derivatives

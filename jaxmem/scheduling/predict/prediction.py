@@ -13,6 +13,7 @@ from typing import Any
 from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
+from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shards import InputShardings, of_shardings
 from jaxmem.planning import Graph, peak
@@ -101,8 +102,9 @@ def predict(
     # a jitted step's own shardings: else what it shards itself counts in full
     step = placed(traced)
     shardings = of_shardings(step.jaxpr, argument_shardings((args, kwargs), step.ins))
-    closed = with_results_placed(step.jaxpr, step.outs)
-    return predicted(closed, by_shape(closed, donated), tpu, shardings)
+    with on_auto_axes():
+        closed = with_results_placed(step.jaxpr, step.outs)
+        return predicted(closed, by_shape(closed, donated), tpu, shardings)
 
 
 def predicted(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -307,8 +306,7 @@ def _after(j, same_j, outs: Sequence[Any]):
 
 def _has_a_first(x) -> bool:
     """Whether one element of a float array can be had, the same on all devices."""
-    sharded = any(axes is not None for axes in jax.typeof(x).sharding.spec)
-    differs = sharded or _compat.varying_axes(x)
+    differs = _compat.varying_axes(x)
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not differs
 
 

@@ -76,14 +76,13 @@ class TracedStep:
 
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
-        jaxpr = self.rewritten(choice).jaxpr
+        rewritten = self.rewritten(choice)
 
         # the same program as `Scheduled` makes, its name included: compiled once
         @functools.wraps(self.given)
         def step(*args, **kwargs):
             leaves = filter(jaxprs.is_array, jax.tree.leaves((args, kwargs)))
-            outs = jaxprs.evaluate(jaxpr, list(leaves))
-            return jax.tree.unflatten(self.out_tree, outs)
+            return jax.tree.unflatten(self.out_tree, rewritten.run(list(leaves)))
 
         jitted = jit_with(step, self.donated)
         how |= {"target": self.target, "compiler_options": self.compiler_options}

@@ -88,7 +88,8 @@ def _on_terms(eqn, ins: Sequence[Placement]) -> Placements:
         raise NotInParts(eqn, MEETS)
     if any(p not in (REPLICATE, SUM) for p in ins):
         raise NotInParts(eqn, NEEDS_ALL)
-    if primitives.is_barrier(eqn):
+    # where a sum is to be, a constraint says of the sum, and not of its terms
+    if primitives.is_barrier(eqn) or primitives.is_constraint(eqn):
         return Placements(tuple(ins), tuple(ins))
     linear = [*range(count)[known.linear]] if known.linear else []
     asked = terms if known.bilinear else linear

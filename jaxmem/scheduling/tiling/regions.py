@@ -15,13 +15,12 @@ from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.placements.propagate import Propagation, Worklist
 from jaxmem.ir.placements.rules import BEYOND, DIVIDES, WHOLE, place
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Shardings, held_labels, is_typed
+from jaxmem.ir.shards import Shardings, held_labels
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
 
 NEEDS_ALL = "it needs all of"
 AT_ONCE = "its generator makes all bits at once: a mask of them is kept, packed"
 IN_PLACE = "it writes into an array that is carried, and parts would be a new one"
-TYPED = "the axis is sharded over devices in the array's type"
 
 
 class RegionGraph(JaxprGraph):
@@ -157,11 +156,7 @@ def placed(graph: RegionGraph, i: int, region: Region) -> Placements | str:
     found = place(eqn, region.all_at(eqn.invars), region.all_at(eqn.outvars), n, table)
     if not isinstance(found, Placements):
         return found
-    if found.op and len(eqn.outvars) > 1:
-        return WHOLE
-    atoms = zip([*eqn.invars, *eqn.outvars], found.ins + found.outs, strict=True)
-    typed = any(isinstance(p, Shard) and is_typed(v, p.axis) for v, p in atoms)
-    return TYPED if typed else found
+    return WHOLE if found.op and len(eqn.outvars) > 1 else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:

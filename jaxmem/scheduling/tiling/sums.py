@@ -51,7 +51,7 @@ def moves_behind(
 
 
 def constant(aval, value, dtype):
-    """An array of one value that varies between devices, and is sharded, as `aval`."""
+    """An array of one value that varies between devices as `aval`."""
     return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)
 
 

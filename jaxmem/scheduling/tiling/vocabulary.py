@@ -21,6 +21,7 @@ from jaxmem.ir.placements import REPLICATE, Partial, Placement, Placements, Shar
 from jaxmem.ir.placements.propagate import Propagation
 from jaxmem.ir.placements.rules import WHOLE, place
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import held_labels
 from jaxmem.scheduling.tiling.masks import from_nothing
 from jaxmem.scheduling.tiling.sums import is_arithmetic, is_move
 
@@ -154,8 +155,6 @@ class _Growth(Propagation):
         """That a variable is cut along an axis; its users follow where it is wide."""
         if self.of.setdefault(v, at(axis)) != at(axis):
             self.reasons.append("two axes of one array are the vocabulary")
-        if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
-            self.reasons.append("it is sharded by its type")
         if wide and v not in self.wide and v not in self.masks:
             self.wide.add(v)
             self.todo += self.graph.users.get(v, ())
@@ -176,7 +175,7 @@ class _Growth(Propagation):
         What combines blocks is of `lax`, or "argmax", or "take" for rows looked up
         along the axis.
         """
-        eqn = self.graph.eqns[i]
+        eqn, n = self.graph.eqns[i], self.size
         ins, outs = self.all_at(eqn.invars), self.all_at(eqn.outvars)
         looked_up = _looked_up(eqn, ins, outs)
         if looked_up is not None:
@@ -186,8 +185,10 @@ class _Growth(Propagation):
         ]:
             if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
                 return Placements((ins[0],), (Partial("argmax"),))
-        table = self.graph.labels(i, self.size)
-        found = place(eqn, ins, outs, self.size, table, single=True)
+        # a block has words of every shard, and may be of as many as there are words
+        held = primitives.is_constraint(eqn)
+        table = held_labels(eqn, n) if held else self.graph.labels(i, n)
+        found = place(eqn, ins, outs, n, table, single=True)
         if isinstance(found, str) or not found.op:
             return found
         if len(outs) > 1 or not is_arithmetic(found.op) or found.op == "mul":

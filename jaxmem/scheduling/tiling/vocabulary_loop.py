@@ -276,7 +276,8 @@ class _Block:
 
     def __post_init__(self):
         length, start = lambda _: self.words, lambda _: self.start
-        self.values = PartValues(self._whole, self._cut, length, start)
+        about = self._whole, self._cut, length, start
+        self.values = PartValues(*about, of_shard=True)
 
     def evaluate(self, i: int) -> None:
         eqn, placements = self.blocks.graph.eqns[i], self.blocks.cut[i]

@@ -78,6 +78,7 @@ def combined_sum(combine: str, total, dtype):
 
 def rescaled_sum(total, base, whole_base):
     """Sums of exp(x - base), each of a shard and with a base of its own, as one."""
-    factor = jnp.exp((base - whole_base).astype(total.dtype)).reshape(total.shape)
+    factor = jnp.exp((base - whole_base[None]).astype(total.dtype))
+    factor = factor.reshape(total.shape)
     # a factor of what nothing has been added to may be infinite
     return combined("add", jnp.where(total == 0, total, total * factor))
