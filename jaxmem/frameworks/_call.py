@@ -134,7 +134,12 @@ def _kind(leaf: Any) -> Hashable:
     if not _jaxpr.is_array(leaf):
         return type(leaf)
     sharding = None if _jaxpr.is_abstract(leaf) else getattr(leaf, "sharding", None)
-    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), canonical(sharding)
+    return (
+        leaf.shape,
+        leaf.dtype,
+        getattr(leaf, "weak_type", False),
+        canonical(sharding),
+    )
 
 
 _KNOWN: dict[Any, tuple[Framework, ...]] = {}  # structure and types -> `_owners`
