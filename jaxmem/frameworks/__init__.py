@@ -12,6 +12,7 @@ from jaxmem.frameworks._jitted import Jitted as Jitted
 from jaxmem.frameworks._named_arrays import named_arrays as named_arrays
 from jaxmem.frameworks._places import Place as Place
 from jaxmem.frameworks._scopes import module_scopes as module_scopes
+from jaxmem.frameworks._shardings import canonical as canonical
 from jaxmem.frameworks._split_object import SplitObject as SplitObject
 from jaxmem.frameworks.equinox import Equinox
 from jaxmem.frameworks.framework import Framework as Framework

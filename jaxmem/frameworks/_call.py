@@ -17,7 +17,7 @@ from jaxmem.frameworks._donated import check_donated
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted
 from jaxmem.frameworks._places import Place, resolve
-from jaxmem.frameworks._shardings import check_shardings
+from jaxmem.frameworks._shardings import canonical, check_shardings
 from jaxmem.frameworks.framework import Framework
 from jaxmem.frameworks.registry import compiler_of, in_use, jitted
 from jaxmem.ir import jaxprs as _jaxpr
@@ -134,7 +134,12 @@ def _kind(leaf: Any) -> Hashable:
     if not _jaxpr.is_array(leaf):
         return type(leaf)
     sharding = None if _jaxpr.is_abstract(leaf) else getattr(leaf, "sharding", None)
-    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), sharding
+    return (
+        leaf.shape,
+        leaf.dtype,
+        getattr(leaf, "weak_type", False),
+        canonical(sharding),
+    )
 
 
 _KNOWN: dict[Any, tuple[Framework, ...]] = {}  # structure and types -> `_owners`

@@ -1,10 +1,28 @@
-"""Shardings of arguments that are shapes: jax itself checks those of arrays."""
+"""Shardings of arguments: which are alike, and those of shapes, checked.
+
+jax itself checks those of arrays.
+"""
 
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr
+
+
+def canonical(sharding: Any) -> Any:
+    """A sharding without the `None`s at the end of its spec, which mean nothing.
+
+    XLA gives the results of a step without them, whatever its arguments had: to `jit`
+    both are one.
+    """
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    axes = tuple(sharding.spec)
+    n = next((i for i in range(len(axes), 0, -1) if axes[i - 1] is not None), 0)
+    if n == len(axes):
+        return sharding
+    return sharding.update(spec=sharding.spec.update(partitions=axes[:n]))
 
 
 def check_shardings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
-from jaxmem.frameworks import Call
+from jaxmem.frameworks import Call, canonical
 from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._arguments import positions
@@ -94,7 +94,8 @@ class Finder:
         given, rewritten = self.calls.options, step.rewritten
         asked = given.target, given.budget, given.named, given.host, given.tile
         asked = *asked, given.audit, given.quick
-        mark = step.fingerprint, traced, ins, outs, step.donated
+        places = [tuple(map(canonical, where)) for where in (ins, outs)]
+        mark = step.fingerprint, traced, *places, step.donated
         key = search_key(*mark, *asked, sorted((step.compiler_options or {}).items()))
         search = partial(outcome_of, partial(self._search, step))
         if given.cache:

@@ -1,5 +1,6 @@
 """The processes of a job make one search; each other step is told by its arguments."""
 
+import logging
 import threading
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 
 from jaxmem.scheduling import BudgetError
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling.search import in_job
+from jaxmem.scheduling.search import heartbeat, in_job
 from jaxmem.scheduling.search.outcome import SearchOutcome, outcome_of
 from tests.scheduling.test_outcomes import W, X, scheduled, searches
 
@@ -126,6 +127,52 @@ def test_a_first_process_that_is_late_is_waited_for(process):
     late.start()
     assert ask("k", lambda choice: None, refused, store) == outcome
     late.join()
+
+
+def test_a_first_process_that_never_asks_is_told(process, found, caplog):
+    """Once: it may only be late."""
+    result, rewritten = found
+    store = Shared()
+    process(1)
+    begin = lambda: in_job._told(
+        "k", "step", ABOUT, lambda: outcome_of(lambda: result), store
+    )
+    late = threading.Timer(0.5, begin)
+    late.start()
+    with caplog.at_level(logging.WARNING, "jaxmem"):
+        assert ask("k", rewritten, refused, store).get().choice == result.choice
+    late.join()
+    (line,) = caplog.messages
+    assert "process 1 has waited" in line and "for process 0, which has not" in line
+
+
+def test_a_first_process_that_searches_is_waited_for_while_it_lives(
+    process, monkeypatch
+):
+    monkeypatch.setattr(heartbeat, "_EVERY", 0.02)
+    monkeypatch.setattr(heartbeat, "SILENCE", 0.3)
+    store, outcome, over = Shared(), SearchOutcome(None, "no"), threading.Event()
+    search = lambda: over.wait(5) and outcome
+    told = threading.Thread(
+        target=in_job._told, args=("k", "step", ABOUT, search, store)
+    )
+    told.start()
+    process(1)
+    threading.Timer(1.0, over.set).start()  # much longer than the silence
+    assert ask("k", lambda choice: None, refused, store) == outcome
+    told.join()
+
+
+def test_a_first_process_that_is_gone_is_named(process, monkeypatch):
+    """Here it announces its search, beats, and is no more."""
+    monkeypatch.setattr(heartbeat, "SILENCE", 0.3)
+    store = Shared()
+    store.set(f"{in_job._FOLDER}/steps/step/k", b"")
+    store.set(f"{in_job._FOLDER}/alive/k/beat", b"7 host3, pid 41")
+    process(1)
+    text = r"process 0 \(host3, pid 41\) has begun to search .* it has ended"
+    with pytest.raises(RuntimeError, match=text):
+        ask("k", lambda choice: None, refused, store)
 
 
 def test_another_program_is_refused(process, found):

@@ -62,6 +62,20 @@ def test_a_second_process_would_find_it(outcomes, searches):
 
 
 @pytest.mark.slow
+def test_a_spec_with_nones_at_its_end_is_the_one_without(outcomes, searches):
+    """XLA drops them from results: the second step of a loop would search anew."""
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+    put = lambda x, *spec: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
+    first, second = scheduled(room="1MiB"), scheduled(room="1MiB")
+    first.plan(put(W, None, "data", None), put(X, "data", None))
+    for again in (first, second):  # in this process, and by what is on disk
+        again.plan(put(W, None, "data"), put(X, "data"))
+    assert len(searches) == 1
+    second.plan(put(W, None, None, "data"), put(X, "data"))
+    assert len(searches) == 2
+
+
+@pytest.mark.slow
 def test_a_budget_out_of_reach_is_remembered(outcomes, searches):
     errors = []
     for _ in range(2):

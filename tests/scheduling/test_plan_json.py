@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem import _adviser
 from jaxmem.scheduling import Plan, _passes
 from jaxmem.scheduling.plan import plan as plans
 
@@ -101,3 +102,15 @@ def test_a_plan_without_a_search_can_be_given_back(target):
     assert jnp.array_equal(second(W * 1, X), first(W * 1, X))
     with pytest.raises(ValueError, match="made for another step"):
         jaxmem.schedule(step, plan=plan, donate_argnums=0)(W * 1, X[:2])
+
+
+def test_the_text_of_a_plan_asks_for_no_advice(monkeypatch):
+    """It would take as long as a search; what somebody has read is in the text."""
+    asked = []
+    monkeypatch.setattr(_adviser, "adviser", lambda step: asked.append(step) or ("x",))
+    x = jnp.ones((1024, 8))
+    plan = jaxmem.schedule(step, donate_argnums=0, cache=False).plan(W, x, target="cpu")
+    assert Plan.from_json(plan.to_json()) == plan
+    assert not asked
+    assert plan.plain.advice == ("x",)
+    assert Plan.from_json(plan.to_json()).plain.advice == ("x",)

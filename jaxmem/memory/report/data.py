@@ -27,7 +27,8 @@ class ReportData(SavedResult):
     peak_step: int
     timeline: tuple[ScheduleStep, ...]
     notes: tuple[str, ...]
-    advice: tuple[str, ...]
+    # asked for when it is read: to compare reports would be to ask for it
+    advice: tuple[str, ...] = field(compare=False)
     # a factory: with a plain default, `__getattr__` would not be asked for it
     placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
     collectives: tuple[Collective, ...] = field(default_factory=tuple)

@@ -5,24 +5,37 @@ import json
 from typing import Any, TypeVar
 
 from jaxmem._checks import from_plain
+from jaxmem.memory import MemoryReport
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import CONFIGS
 from jaxmem.scheduling.plan.data import PlanData
 
 # properties that the JSON has as well
 _DERIVED = ("lower_bound", "budget_met")
+_REPORTS = ("plain", "scheduled")
 P = TypeVar("P", bound=PlanData)
 
 
 def as_json(plan: PlanData, indent: int | None = None) -> str:
     """The JSON text of a plan."""
-    fields = dataclasses.asdict(plan)
+    told = {name: _as_told(getattr(plan, name)) for name in _REPORTS}
+    fields = dataclasses.asdict(dataclasses.replace(plan, **told))
     fields |= {name: getattr(plan, name) for name in _DERIVED}
     # a choice is written pass by pass, and without what is as by default
     fields["choice"] = plan.choice.to_dict()
     for row, trial in zip(fields["tried"], plan.tried, strict=True):
         row["choice"] = trial.choice.to_dict()
     return json.dumps(fields, indent=indent)
+
+
+def _as_told(report: MemoryReport | None) -> MemoryReport | None:
+    """A report with its advice if somebody has read it.
+
+    To ask for advice takes about as long as a search.
+    """
+    if report is None:
+        return None
+    return dataclasses.replace(report, advice=vars(report).get("advice", ()))
 
 
 def plan_of(kind: type[P], text: str) -> P:

@@ -54,7 +54,11 @@ class Plan(PlanData):
     """
 
     def to_json(self, indent: int | None = None) -> str:
-        """The plan as JSON text; `from_json` reads it back."""
+        """The plan as JSON text; `from_json` reads it back.
+
+        The advice of its reports is left out, unless it has been read: it takes about
+        as long as a search.
+        """
         return as_json(self, indent)
 
     @classmethod

@@ -5,10 +5,11 @@ coordination service what it has found. Nothing waits for all of them: a process
 for a plan alone.
 """
 
+import logging
 import pickle
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -16,24 +17,17 @@ from jaxmem import _compat
 from jaxmem.ir.jaxprs import is_array
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
+from jaxmem.scheduling.search import heartbeat
 from jaxmem.scheduling.search.outcome import SearchOutcome
+from jaxmem.scheduling.search.store import Store
 
+_LOGGER = logging.getLogger("jaxmem")
 _FOLDER = "jaxmem/search"
 _POLL = 1.0  # seconds
-_PATIENCE = 30.0  # seconds, once the first process is known to search for another step
+_PATIENCE = 30.0  # seconds, for the first process to ask for a plan of this step
 _SHOWN = 3  # differences
 
 About = Mapping[str, str]  # a step's arguments by name, and what else tells it apart
-
-
-class Store(Protocol):
-    """What the processes of a job share, by name."""
-
-    def set(self, name: str, value: bytes) -> None: ...
-
-    def wait(self, name: str, seconds: float) -> bytes | None: ...
-
-    def under(self, folder: str) -> dict[str, bytes]: ...
 
 
 def first_process(shardings: tuple[Any, ...]) -> int | None:
@@ -83,8 +77,8 @@ def in_job(
 
     Raises:
       ValueError: this process's step is not the one that `first` searches for.
-      RuntimeError: the search has failed in `first`, or the choice makes another
-        program here.
+      RuntimeError: the search has failed in `first`, or that process is gone, or the
+        choice makes another program here.
     """
     store = _compat.JobStore() if store is None else store
     if jax.process_index() == first:
@@ -105,7 +99,8 @@ def _told(key: str, name: str, about: About, search, store: Store) -> SearchOutc
     """Searches, and tells the others."""
     store.set(f"{_FOLDER}/steps/{name}/{key}", pickle.dumps(dict(about)))
     try:
-        outcome = search()
+        with heartbeat.beating(f"{_FOLDER}/alive/{key}", store):
+            outcome = search()
     except BaseException as error:  # an interrupt too: the others wait
         failed = f"{type(error).__name__}: {error}"
         store.set(f"{_FOLDER}/found/{key}", pickle.dumps((failed, b"")))
@@ -117,25 +112,50 @@ def _told(key: str, name: str, about: About, search, store: Store) -> SearchOutc
 
 def _received(key: str, name: str, about: About, first: int, store: Store) -> bytes:
     """What the first process has found; waits for it."""
-    since = None
+    listener = heartbeat.Listener(f"{_FOLDER}/alive/{key}", store)
+    begun, other, told = time.monotonic(), None, False
     while True:
         data = store.wait(f"{_FOLDER}/found/{key}", _POLL)
         if data is not None:
             _USED.add(key)
             return data
+        if listener.is_silent():
+            raise RuntimeError(_gone(name, first, listener.who))
         announced = store.under(f"{_FOLDER}/steps/{name}/")
         others = {k.rsplit("/", 1)[-1]: v for k, v in announced.items()}
-        unused = [v for k, v in others.items() if k not in _USED]
-        if key in others or not unused:
-            since = None
+        if key in others:
             continue
-        since = time.monotonic() if since is None else since
-        if time.monotonic() - since > _PATIENCE:
+        now = time.monotonic()
+        if not told and now - begun > _PATIENCE:
+            told = True
+            _LOGGER.warning(_late(name, first, now - begun))
+        unused = [v for k, v in others.items() if k not in _USED]
+        other = (other or now) if unused else None
+        if other is not None and now - other > _PATIENCE:
             raise ValueError(_different(name, about, pickle.loads(unused[-1]), first))
 
 
 # keys of searches that this process has read
 _USED: set[str] = set()
+
+
+def _late(name: str, first: int, seconds: float) -> str:
+    """The message for a first process that does not ask for the plan."""
+    return (
+        f"schedule of {name}: process {jax.process_index()} has waited for "
+        f"{seconds:.0f} s for process {first}, which has not begun to search: it is "
+        "late, has failed, or never calls this step; process "
+        f"{first}'s own output tells which"
+    )
+
+
+def _gone(name: str, first: int, who: str) -> str:
+    """The message for a first process that has ended while it searched."""
+    return (
+        f"schedule of {name}: process {first} ({who}) has begun to search for the plan "
+        f"of all processes, and has given no sign of life for {heartbeat.SILENCE:.0f} "
+        "s: it has ended, or its host hangs; start the job again"
+    )
 
 
 def _different(name: str, here: About, there: About, first: int) -> str:
