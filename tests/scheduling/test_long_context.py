@@ -33,6 +33,7 @@ def test_the_example_trains_as_without_a_budget():
     np.testing.assert_allclose(losses, plain, rtol=1e-2)  # in bfloat16
 
 
+@pytest.mark.slow
 def test_all_ways_to_write_a_long_step_have_one_loss(monkeypatch):
     """Where cuDNN is not: the same attention by XLA."""
     attend = jax.nn.dot_product_attention
@@ -67,9 +68,10 @@ def test_attention_lies_on_heads_and_all_else_on_tokens():
     plain = jaxmem.estimate(made.step, *made.args, **how)
     kinds = {c.kind for c in plain.collectives}
     assert "all-to-all" in kinds
-    room = plain.argument_bytes + plain.temp_bytes // 4
-    step = jaxmem.schedule(made.step, room, **how, progress=False)
-    assert step.plan(*made.args).scheduled.peak_bytes <= room
+    step = jaxmem.schedule(made.step, target="h100", donate_argnums=made.donate)
+    found = step.plan(*made.args).scheduled
+    assert found.peak_bytes < plain.peak_bytes
+    assert found.sent_bytes <= plain.sent_bytes
 
 
 @pytest.mark.parametrize("way", ["all", "adapters"])
