@@ -81,9 +81,8 @@ def scheduled(arguments, examples, path: Path):
         plan = Plan.from_json(path.read_text())
         return jaxmem.schedule(step, plan=plan, **how), plan
     step = jaxmem.schedule(step, BUDGET, **how)
-    plan = step.plan(
-        *arguments
-    )  # all ask for it: none waits for long in the first step
+    # all ask for it: none waits for long in the first step
+    plan = step.plan(*arguments)
     if jax.process_index() == 0:
         part = path.with_suffix(".part")
         part.write_text(plan.to_json())

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.flatten import is_explicit
+from jaxmem.ir.flatten import full_spec, is_explicit
 from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.shards import Names, Spec, names_of, said_by, with_auto
@@ -172,8 +172,7 @@ def _with_auto(value: Any) -> Any:
 def _with_type(sharding: Any, aval: Any) -> Any:
     if not isinstance(sharding, NamedSharding):
         return sharding
-    own = [*sharding.spec, *[None] * (aval.ndim - len(sharding.spec))]
-    pairs = zip(own, said_by(aval), strict=True)
+    pairs = zip(full_spec(sharding, aval.ndim), said_by(aval), strict=True)
     spec = [(*names, *names_of(entry)) if names else entry for entry, names in pairs]
     return sharding.update(spec=PartitionSpec(*spec))
 

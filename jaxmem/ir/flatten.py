@@ -81,6 +81,17 @@ def is_explicit(sharding: Any) -> bool:
     return jax.sharding.AxisType.Explicit in kinds
 
 
+def typed_sharding(x: Any) -> Any:
+    """What an array's type says of its sharding; None where that is nothing."""
+    sharding = jax.typeof(x).sharding
+    return sharding if is_explicit(sharding) else None
+
+
+def full_spec(sharding: jax.NamedSharding, ndim: int) -> list[Any]:
+    """The entries of a spec, which may have fewer, for each axis of an array."""
+    return [*sharding.spec, *[None] * (ndim - len(sharding.spec))]
+
+
 def is_plain_call(eqn: JaxprEqn) -> bool:
     """Whether an equation is a call that can be written out in its place."""
     if primitives.of(eqn).kind is Kind.CALL:
@@ -108,8 +119,7 @@ def why_closed(eqn: JaxprEqn, apart: Set[Any] = frozenset()) -> str:
 
 def _is_of_type(sharding: Any, aval: Any) -> bool:
     """Whether an array's type says the same; no constraint may say otherwise."""
-    spec = [*sharding.spec, *[None] * (aval.ndim - len(sharding.spec))]
-    return spec == list(aval.sharding.spec)
+    return full_spec(sharding, aval.ndim) == [*aval.sharding.spec]
 
 
 def is_usual_memory(sharding: Any) -> bool:

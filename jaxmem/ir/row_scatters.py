@@ -68,9 +68,6 @@ class Scatters:
         return in_table(ids, count)[0], rows
 
 
-_GIVEN = "a part of it is given"
-
-
 @dataclass
 class RowSums:
     """Which variables of a graph are nothing but scatter-adds of rows into zeros.
@@ -81,7 +78,7 @@ class RowSums:
       inside: says of a scan why one of its outputs is no such sum.
       slots: of a variable that is such a sum how many rows are added, each time that
         one is counted; 0 of zeros.
-      whys: of any other what else makes it; of what follows from another variable
+      whys: of any other what else makes it; of what follows from another operand
         `sources` has that one, and of an output of a scan that nobody has asked for
         yet `scans` the scan: looking into it takes as long as all the rest.
     """
@@ -91,7 +88,7 @@ class RowSums:
     inside: Callable[[JaxprEqn, Var], str] | None = None
     slots: dict[Any, int] = field(default_factory=dict)
     whys: dict[Any, str] = field(default_factory=dict)
-    sources: dict[Any, Var] = field(default_factory=dict)
+    sources: dict[Any, Any] = field(default_factory=dict)
     scans: dict[Any, JaxprEqn] = field(default_factory=dict)
     zeros: set[Any] = field(default_factory=set)
 
@@ -113,13 +110,14 @@ class RowSums:
 
     def why_atom(self, atom: Any) -> str:
         """The same of an operand, which may be a literal."""
-        if not is_var(atom):
-            return _GIVEN if self._is_other(atom) else ""
-        while atom in self.sources:
+        while is_var(atom) and atom in self.sources:
             atom = self.sources[atom]
+        given = "a part of it is given" if self._is_other(atom) else ""
+        if not is_var(atom):
+            return given
         if self.inside and atom in self.scans:
             self.whys[atom] = self.inside(self.scans.pop(atom), atom)
-        return self.whys.get(atom, _GIVEN if self._is_other(atom) else "")
+        return self.whys.get(atom, given)
 
     def _is_other(self, atom: Any) -> bool:
         """Whether an operand is no such sum."""
@@ -136,10 +134,7 @@ class RowSums:
             else:
                 self.whys[v] = read
         elif others := list(filter(self._is_other, read)):
-            if is_var(others[-1]):
-                self.sources[v] = others[-1]
-            else:
-                self.whys[v] = _GIVEN
+            self.sources[v] = others[-1]
         else:
             own = _own_slots(eqn)
             self.slots[v] = own + sum(self.slots[w] for w in read if is_var(w))

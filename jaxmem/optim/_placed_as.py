@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from jaxmem.ir.flatten import full_spec
+
 
 def placed_as(
     path: str, leaf: Any, named: Sequence[tuple[str, Any]]
@@ -30,7 +32,7 @@ def placed_as(
             continue
         if f"/{name}/" in within:
             sizes = sharding.mesh.shape
-            spec = (*sharding.spec, *[None] * (p.ndim - len(sharding.spec)))
+            spec = full_spec(sharding, p.ndim)
             axes = range(p.ndim)
             kept = [
                 spec[a] if _fits(spec[a], leaf, p, a, sizes) else None for a in axes

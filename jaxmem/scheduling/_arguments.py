@@ -7,7 +7,7 @@ import jax
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
-from jaxmem.ir.flatten import is_explicit
+from jaxmem.ir.flatten import typed_sharding
 from jaxmem.ir.graph import across_memories
 from jaxmem.ir.scans import is_on_host
 
@@ -37,8 +37,7 @@ def _aval(leaf):
         return jax.eval_shape(lambda x: x, leaf)
     if jaxprs.is_abstract(leaf):
         # on explicit axes its type says how it is sharded
-        own = jax.typeof(leaf).sharding
-        where = own if is_explicit(own) else None
+        where = typed_sharding(leaf)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
     return leaf
 

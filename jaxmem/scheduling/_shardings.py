@@ -19,6 +19,7 @@ from jaxmem.ir.flatten import (
     is_explicit,
     is_usual_memory,
     opened,
+    typed_sharding,
     why_closed,
 )
 from jaxmem.ir.scans import is_var
@@ -131,8 +132,8 @@ def _is_traced(leaf) -> bool:
 def _many(array) -> Any:
     """The sharding of an array that is on several devices."""
     if jaxprs.is_abstract(array):
-        own = jax.typeof(array).sharding
-        return own if is_explicit(own) and own.mesh.size > 1 else None
+        own = typed_sharding(array)
+        return own if own is not None and own.mesh.size > 1 else None
     sharding = getattr(array, "sharding", None)
     return sharding if sharding is not None and sharding.num_devices > 1 else None
 

@@ -7,6 +7,7 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxmem.ir.flatten import full_spec
 from jaxmem.optim.low_rank.sides import Side, low_rank_shape
 
 
@@ -25,7 +26,7 @@ def zeros_along(
     sharding = None if isinstance(p, jax.core.Tracer) else getattr(p, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not isinstance(p, jax.Array):
         return jnp.zeros(shape, dtype)
-    spec = (*sharding.spec, *[None] * (p.ndim - len(sharding.spec)))
+    spec = full_spec(sharding, p.ndim)
     sizes = sharding.mesh.shape
 
     def along(axis: int | None, size: int):
