@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jaxmem
 from benchmarks._common import publish_some
-from benchmarks.published_rows import GB, H100, gigabytes
+from benchmarks.published_rows import H100, gigabytes, typed
 from benchmarks.steps.long_context import AXIS, QWEN3_8B, step_of
 from benchmarks.steps.tiles import BF16, Made
 from jaxmem.optim import adamw, stochastic_rounding
@@ -34,12 +34,6 @@ class Row(NamedTuple):
     devices: int
     budget: str | None
     how: Mapping[str, Any]
-
-    @property
-    def typed(self) -> str:
-        budget = [] if self.budget is None else [f'"{self.budget}"']
-        given = [f"{name}={value!r}" for name, value in self.how.items()]
-        return f"schedule({', '.join(['step', *budget, *given])})"
 
     def made(self) -> Made:
         mesh = jaxmem.target_mesh(H100, (self.devices,), (AXIS,))
@@ -64,12 +58,11 @@ def measured(row: Row) -> Sequence:
     how = {"target": H100, "donate_argnums": made.donate, "progress": False}
     plan = jaxmem.schedule(made.step, row.budget, **how, **row.how).plan(*made.args)
     plain, ours = plan.plain, plan.scheduled
-    assert plain is not None and ours is not None and ours.seconds is not None
-    rate = row.tokens / row.devices / ours.seconds
-    return (
-        *(plain.peak_bytes / GB, 1e3 * (plain.seconds or 0.0), *gigabytes(ours)),
-        *(rate, row.typed, len(plan.tried), plan.planning_seconds),
-    )
+    assert plain is not None and ours is not None
+    (size, ms, host), before = gigabytes(ours), gigabytes(plain)[:2]
+    rate = row.tokens / row.devices / (ms / 1e3)
+    how_often = len(plan.tried), plan.planning_seconds
+    return *before, size, ms, host, rate, typed(row.budget, row.how), *how_often
 
 
 def main() -> None:

@@ -78,9 +78,11 @@ def _unrolled(code: str) -> Callable[[], Made]:
     return functools.partial(_long, LLAMA3_8B, 2**17, code, unrolled=True)
 
 
-def _typed(row: PublishedRow) -> str:
-    options = "".join(f", {name}={value!r}" for name, value in row.how.items())
-    return f'schedule(step, "{row.budget}"{options})'
+def typed(budget: str | None, how: Mapping[str, Any]) -> str:
+    """The call of `jaxmem.schedule`."""
+    given = [] if budget is None else [f'"{budget}"']
+    given += [f"{name}={value!r}" for name, value in how.items()]
+    return f"schedule({', '.join(['step', *given])})"
 
 
 ROWS: dict[str, PublishedRow] = {
@@ -162,7 +164,7 @@ def measured(row: PublishedRow) -> Sequence:
     plain = "" if plan.plain is None else plan.plain.peak_bytes / GB
     return (
         *(row.devices, row.published, row.goal, *gigabytes(recipe)),
-        *(plain, *gigabytes(plan.scheduled), _typed(row)),
+        *(plain, *gigabytes(plan.scheduled), typed(row.budget, row.how)),
         *(len(plan.tried), plan.planning_seconds),
         *(row.recipe_says, row.differs, GITHUB + row.link),
     )

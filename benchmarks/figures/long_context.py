@@ -3,12 +3,12 @@
 from benchmarks.figures.rows import Row, figures, rows, table
 
 
-def _pair(r: Row, of: str = "") -> str:
-    return f"{float(r[f'{of}GB']):,.1f} / {float(r[f'{of}predicted ms']):,.0f}"
+def _both(r: Row, size: str = "GB", ms: str = "predicted ms") -> str:
+    return f"{float(r[size]):,.1f} / {float(r[ms]):,.0f}"
 
 
-def _link(r: Row) -> str:
-    return f"[{r['row']}]({r['link']})"
+def _whole(r: Row, column: str) -> str:
+    return f"{float(r[column]):,.0f}"
 
 
 @figures("long context")
@@ -17,23 +17,13 @@ def lengths() -> str:
         *("tokens", "H100s", "plain: GB / predicted ms", "GB / predicted ms"),
         *("GB in host memory", "tokens a second and chip", "call"),
     )
-    plain = lambda r: (
-        f"{float(r['plain GB']):,.1f} / {float(r['plain: predicted ms']):,.0f}"
-    )
-    cells = [
-        (
-            *(
-                r["tokens"],
-                r["H100s"],
-                plain(r),
-                _pair(r),
-                f"{float(r['host GB']):,.0f}",
-            ),
-            *(f"{float(r['tokens a second']):,.0f}", f"`{r['typed']}`"),
-        )
-        for r in rows("long_context")
-    ]
-    return table(head, cells)
+    return table(head, list(map(_length, rows("long_context"))))
+
+
+def _length(r: Row) -> list[str]:
+    plain = _both(r, "plain GB", "plain: predicted ms")
+    rest = _whole(r, "host GB"), _whole(r, "tokens a second"), f"`{r['typed']}`"
+    return [r["tokens"], r["H100s"], plain, _both(r), *rest]
 
 
 @figures("published rows")
@@ -42,17 +32,13 @@ def published_rows() -> str:
         *("step", "published GB", "its recipe here: GB / predicted ms"),
         *("GB / predicted ms", "GB in host memory", "call"),
     )
-    recipe = lambda r: (
-        f"{float(r['recipe GB']):,.1f} / {float(r['recipe: predicted ms']):,.0f}"
-    )
-    cells = [
-        (
-            *(_link(r), f"{float(r['published GB']):g}", recipe(r), _pair(r)),
-            *(f"{float(r['host GB']):,.0f}", f"`{r['typed']}`"),
-        )
-        for r in rows("published_rows")
-    ]
-    return table(head, cells)
+    return table(head, list(map(_published, rows("published_rows"))))
+
+
+def _published(r: Row) -> list[str]:
+    name, size = f"[{r['row']}]({r['link']})", f"{float(r['published GB']):g}"
+    recipe = _both(r, "recipe GB", "recipe: predicted ms")
+    return [name, size, recipe, _both(r), _whole(r, "host GB"), f"`{r['typed']}`"]
 
 
 @figures("published rows, notes")

@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.transformers import rotate
 from benchmarks.steps.tiles import BF16, F32, SDS, Made, norm
+from benchmarks.steps.train import train_step
 
 IMAGES, WORDS, HORIZON, ACTIONS = 3, 48, 50, 32
 _PATCH, _SIDE = 14, 16  # pixels and patches along a side of an image
@@ -102,14 +104,6 @@ def _vision_layer(x, w):
     return x + jax.nn.gelu(_centred(x, w["n2"]) @ w["up"]) @ w["down"], None
 
 
-def _rotated(x):
-    half = x.shape[-1] // 2
-    at = jnp.arange(x.shape[1], dtype=F32)[:, None] / 1e4 ** (jnp.arange(half) / half)
-    sin, cos = (f(at)[:, None].astype(x.dtype) for f in (jnp.sin, jnp.cos))
-    a, b = jnp.split(x, 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
-
 def _joint_layer(mask, xs, ws):
     """A layer of both: weights of their own, one attention over all tokens."""
     ws = [_narrow(w) for w in ws]
@@ -121,8 +115,9 @@ def _joint_layer(mask, xs, ws):
         return jnp.concatenate(parts, 1)
 
     q, k, v = together("q", _HEADS), together("k", 1), together("v", 1)
+    q, k = (rotate(a, jnp.arange(a.shape[1], dtype=F32)) for a in (q, k))
     how = {"mask": mask, "implementation": "xla"}
-    seen = jax.nn.dot_product_attention(_rotated(q), _rotated(k), v, **how)
+    seen = jax.nn.dot_product_attention(q, k, v, **how)
     parts = jnp.split(seen.reshape(*seen.shape[:2], -1), [xs[0].shape[1]], 1)
     own = lambda x, w, part: _mlp(x + _product(part, w, "out"), w)
     return tuple(map(own, xs, ws, parts)), None
@@ -167,18 +162,15 @@ def loss_fn(params, batch, write: Callable = lambda layer: layer):
     t = time[:, None, None]
     suffix = _suffix(params, state, t * noise + (1 - t) * actions, time)
     # images and words, then the state, then the actions
-    sizes = jnp.array([prefix.shape[1], 1, HORIZON])
-    part = jnp.repeat(jnp.arange(3), sizes, total_repeat_length=sum(_parts(prefix)))
+    sizes = prefix.shape[1], 1, HORIZON
+    count = sum(sizes)
+    part = jnp.repeat(jnp.arange(3), jnp.array(sizes), total_repeat_length=count)
     mask = (part <= part[:, None])[None, None]
     one = write(functools.partial(_joint_layer, mask))
     both = params["language"], params["expert"]
     (_, y), _ = jax.lax.scan(one, (prefix, suffix), both)
     y = norm(y[:, 1:], 1 + params["norm"].astype(BF16)).astype(F32)
     return jnp.mean(jnp.square(y @ params["out"].astype(F32) - (noise - actions)))
-
-
-def _parts(prefix) -> tuple[int, int, int]:
-    return prefix.shape[1], 1, HORIZON
 
 
 def batch_of(size: int) -> tuple:
@@ -194,12 +186,6 @@ def batch_of(size: int) -> tuple:
     )
 
 
-def _updated(loss, tx, params, opt_state):
-    value, grads = jax.value_and_grad(loss)(params)
-    updates, opt_state = tx.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), value
-
-
 def full_step(
     tx: optax.GradientTransformation,
     batch: int,
@@ -208,14 +194,10 @@ def full_step(
     **sizes,
 ) -> Made:
     """Everything is trained."""
-
-    def step(state, batch):
-        loss = lambda params: loss_fn(params, batch, write)
-        return _updated(loss, tx, *state)
-
+    loss = functools.partial(loss_fn, write=write)
     params = parameters(dtype=dtype, **sizes)
     state = params, jax.eval_shape(tx.init, params)
-    return Made(step, (state, batch_of(batch)), (0,))
+    return Made(train_step(loss, tx), (state, batch_of(batch)), (0,))
 
 
 def lora_step(
@@ -224,19 +206,19 @@ def lora_step(
     write: Callable = lambda layer: layer,
     **sizes,
 ) -> Made:
-    """Of both transformers adapters alone are trained, as in openpi."""
+    """Of both transformers adapters alone are trained, as in openpi.
 
-    def step(state, frozen, batch):
-        def loss(trained):
-            own, extra = trained
-            both = {name: frozen[name] | extra[name] for name in _RANKS}
-            return loss_fn(own | frozen | both, batch, write)
+    What is frozen is given with the batch.
+    """
 
-        return _updated(loss, tx, *state)
+    def loss(trained, given):
+        (own, extra), (frozen, batch) = trained, given
+        both = {name: frozen[name] | extra[name] for name in _RANKS}
+        return loss_fn(own | frozen | both, batch, write)
 
     params = parameters(**sizes)
     base = {name: params.pop(name) for name in (*_RANKS, "table")}
     frozen = jax.tree.map(lambda a: SDS(a.shape, BF16), base)
     trained = params, adapters(base)
     state = trained, jax.eval_shape(tx.init, trained)
-    return Made(step, (state, frozen, batch_of(batch)), (0,))
+    return Made(train_step(loss, tx), (state, (frozen, batch_of(batch))), (0,))

@@ -137,10 +137,10 @@ class PreLNLayer(nn.Module):
         return x + dropout(nn.Dense(c.width, dtype=c.dtype, name="down")(y)), None
 
 
-def rotate(x, positions):
+def rotate(x, positions, base: float = 10_000):
     """Rotary embedding of [batch, length, heads, channels], halves paired."""
     half = x.shape[-1] // 2
-    angle = positions[:, None] / 10_000 ** (jnp.arange(half) / half)
+    angle = positions[:, None] / base ** (jnp.arange(half) / half)
     cos, sin = (f(angle)[None, :, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

@@ -9,8 +9,6 @@ several. Parameters and moments are in float32, layers compute in bfloat16.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,58 +17,34 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.models.parallel import pin
+from benchmarks.models.transformers import rotate
 from benchmarks.steps.devices import placed
+from benchmarks.steps.published import HEAD, Model, parameters
 from benchmarks.steps.tiles import BF16, F32, SDS, Made, norm
 from benchmarks.steps.train import train_step
 
 AXIS, INPUT = "tokens", "layer_input"
+_POSITIONS = 1e6  # the longest wave of rotary positions
 _CHUNKS = 32  # of the loss head of recipes that compute it in chunks
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a decoder with grouped queries and SwiGLU.
-
-    Attributes:
-      groups: of queries that share their keys and values.
-      norms: whether queries and keys are normalised, head by head.
-    """
-
-    layers: int
-    width: int
-    hidden: int
-    heads: int
-    groups: int
-    words: int
-    channels: int = 128
-    norms: bool = False
+QWEN3_8B = Model(36, 4096, 12_288, 32, 8, 151_936, norms=True)
+LLAMA3_8B = Model(32, 4096, 14_336, 32, 8, 128_256)
 
 
-QWEN3_8B = Sizes(36, 4096, 12_288, 32, 8, 151_936, norms=True)
-LLAMA3_8B = Sizes(32, 4096, 14_336, 32, 8, 128_256)
-
-
-def rotated(x):
-    """Rotary position embedding of [batch, tokens, heads, channels]."""
-    half = x.shape[-1] // 2
-    rates = 1e6 ** (-jnp.arange(half) / half)
-    at = jnp.arange(x.shape[1], dtype=F32)[:, None] * rates
-    sin, cos = (f(at)[:, None].astype(x.dtype) for f in (jnp.sin, jnp.cos))
-    a, b = jnp.split(x, 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
-
-def layer(sizes: Sizes, mesh, x, w):
+def layer(model: Model, mesh, x, w):
     """A layer of [batch, tokens, width]; `w`: its weights in float32."""
     by_token, by_head = pin(mesh, None, AXIS), pin(mesh, None, None, AXIS)
     w = jax.tree.map(lambda a: a.astype(BF16), w)
     x = checkpoint_name(by_token(x), INPUT)
     y = norm(x, w["n1"])
-    heads = lambda a: a.reshape(*a.shape[:2], -1, sizes.channels)
+    heads = lambda a: a.reshape(*a.shape[:2], -1, HEAD)
     q, k, v = (heads(y @ w[name]) for name in "qkv")
-    if sizes.norms:
+    if model.norms:
         q, k = norm(q, w["nq"]), norm(k, w["nk"])
-    q, k, v = map(by_head, (rotated(q), rotated(k), v))
+    places = jnp.arange(x.shape[1], dtype=F32)
+    q, k = (rotate(a, places, _POSITIONS) for a in (q, k))
+    q, k, v = map(by_head, (q, k, v))
     how = {"is_causal": True, "implementation": "cudnn"}
     y = by_token(jax.nn.dot_product_attention(q, k, v, **how))
     x = by_token(x + y.reshape(*x.shape[:2], -1) @ w["out"])
@@ -115,30 +89,6 @@ WRITTEN: dict[str, tuple[Callable, bool]] = {
 }
 
 
-def parameters(sizes: Sizes, dtype=F32) -> dict[str, Any]:
-    """Shapes: {"layers", "table", "head", "norm"}."""
-    s, wide = sizes, sizes.heads * sizes.channels
-    shapes = {
-        "q": (s.width, wide),
-        "k": (s.width, s.groups * s.channels),
-        "v": (s.width, s.groups * s.channels),
-        "out": (wide, s.width),
-        "gate": (s.width, s.hidden),
-        "up": (s.width, s.hidden),
-        "down": (s.hidden, s.width),
-        "n1": (s.width,),
-        "n2": (s.width,),
-    }
-    if s.norms:
-        shapes |= {"nq": (s.channels,), "nk": (s.channels,)}
-    return {
-        "layers": {n: SDS((s.layers, *shape), dtype) for n, shape in shapes.items()},
-        "table": SDS((s.words, s.width), dtype),
-        "head": SDS((s.width, s.words), dtype),
-        "norm": SDS((s.width,), dtype),
-    }
-
-
 def _spec_of(name: str, x) -> P:
     """A weight lies spread along its first axis, the embedding along its last."""
     if x.ndim < 2 or name.startswith("n"):
@@ -147,7 +97,7 @@ def _spec_of(name: str, x) -> P:
 
 
 def step_of(
-    sizes: Sizes,
+    model: Model,
     mesh,
     tokens: int,
     code: str = "plain",
@@ -165,7 +115,7 @@ def step_of(
       dtype: of the parameters.
     """
     write, chunked = WRITTEN[code]
-    one = write(functools.partial(layer, sizes, mesh))
+    one = write(functools.partial(layer, model, mesh))
     by_token = pin(mesh, None, AXIS)
     whole_loss = functools.partial(head_loss_in_chunks, mesh) if chunked else head_loss
 
@@ -180,9 +130,9 @@ def step_of(
         x = norm(x, params["norm"].astype(BF16))
         return whole_loss(x, params["head"], labels) / labels.size
 
-    params = parameters(sizes, dtype)
+    params = parameters(model, dtype)
     if unrolled:
-        slices = lambda a: [SDS(a.shape[1:], a.dtype)] * sizes.layers
+        slices = lambda a: [SDS(a.shape[1:], a.dtype)] * model.layers
         each = {name: slices(a) for name, a in params["layers"].items()}
         rows = zip(*each.values(), strict=True)
         params["layers"] = [dict(zip(each, w, strict=True)) for w in rows]

@@ -47,6 +47,7 @@ class Model:
       groups: heads of keys and values.
       words: of the vocabulary.
       parallel: attention and MLP both read the layer's input, after one norm.
+      norms: queries and keys are normalised, head by head.
     """
 
     layers: int
@@ -56,6 +57,7 @@ class Model:
     groups: int
     words: int
     parallel: bool = False
+    norms: bool = False
 
     @property
     def weights(self) -> int:
@@ -223,9 +225,8 @@ def loss_of(recipe: Recipe, core: Callable, keep: Callable) -> Callable:
 # -- steps
 
 
-def parameters(recipe: Recipe):
+def parameters(model: Model, dtype):
     """Shapes: {"layers", "table", "norm", "head"}."""
-    model = recipe.model
     width, hidden, words = model.width, model.hidden, model.words
     all_heads, few = HEAD * model.heads, HEAD * model.groups
     shapes = {
@@ -235,7 +236,9 @@ def parameters(recipe: Recipe):
     }
     if not model.parallel:
         shapes["n2"] = (width,)
-    a = lambda *shape: SDS(shape, recipe.stored)
+    if model.norms:
+        shapes |= dict.fromkeys(("nq", "nk"), (HEAD,))
+    a = lambda *shape: SDS(shape, dtype)
     layers = {name: a(model.layers, *shape) for name, shape in shapes.items()}
     return {
         "layers": layers,
@@ -265,7 +268,7 @@ def step_of(recipe: Recipe) -> Made:
     tx = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(3e-5, b2=0.95, weight_decay=0.1)
     )
-    params = parameters(recipe)
+    params = parameters(recipe.model, recipe.stored)
     state = placed(mesh, (params, jax.eval_shape(tx.init, params)), spec_of)
     examples = recipe.batch * recipe.devices, recipe.tokens
     tokens = placed(mesh, (SDS(examples, jnp.int32),) * 2, lambda *_: P(FSDP))

@@ -10,12 +10,13 @@ import pytest
 
 import jaxmem
 from benchmarks.models import pi0
-from benchmarks.steps.long_context import AXIS, WRITTEN, Sizes, step_of
+from benchmarks.steps.long_context import AXIS, WRITTEN, step_of
+from benchmarks.steps.published import Model
 from tests.docs_code import DOCS
 from tests.memory.test_estimate import needs_h100
 
 pytestmark = pytest.mark.usefixtures("standard_jax")  # as users run it
-SMALL = Sizes(2, 256, 512, 8, 8, 1024, channels=64, norms=True)
+SMALL = Model(2, 256, 512, 8, 8, 1024, norms=True)
 
 
 @pytest.mark.slow
