@@ -15,8 +15,11 @@ _PARTITIONED = b"CustomSPMDPartitioning"  # XLA's name of such a call
 _CALL, _OPERAND = "jaxmem.call", "jaxmem.operand"
 
 
-def counted_partitions() -> list[tuple[Any, Any]]:
-    """Rules for an export in which `partitions_in` finds calls that XLA partitions."""
+def counted_partitions(mesh: Any = None) -> list[tuple[Any, Any]]:
+    """Rules for an export in which `partitions_in` finds calls that XLA partitions.
+
+    `mesh`: that of the program's arguments, for calls whose operands name none.
+    """
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
 
@@ -34,24 +37,27 @@ def counted_partitions() -> list[tuple[Any, Any]]:
         outs[0].owner.attributes[_CALL] = ir.StringAttr.get(str(number))
         return outs
 
-    return _rules(counted)
+    return _rules(counted, mesh)
 
 
-def partitioned_by(partitions: list) -> list[tuple[Any, Any]]:
-    """Rules for an export in which those calls are `shard_map`s of their parts."""
+def partitioned_by(partitions: list, mesh: Any = None) -> list[tuple[Any, Any]]:
+    """Rules for an export in which those calls are `shard_map`s of their parts.
+
+    `mesh`: as for `counted_partitions`.
+    """
     from jax._src.interpreters import mlir
 
     left = iter(partitions)
 
     def in_parts(plain, ctx, *values, **params):
-        mesh, avals = ctx.module_context.axis_context.abstract_mesh, ctx.avals_out
-        run = _in_parts(mesh, next(left), (ctx.avals_in, avals), params)
+        over, avals = ctx.module_context.axis_context.abstract_mesh, ctx.avals_out
+        run = _in_parts(over, next(left), (ctx.avals_in, avals), params)
         return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
 
-    return _rules(in_parts)
+    return _rules(in_parts, mesh)
 
 
-def _rules(partitioned) -> list[tuple[Any, Any]]:
+def _rules(partitioned, mesh: Any) -> list[tuple[Any, Any]]:
     """Rules that lower a call of `custom_partitioning` on several devices otherwise.
 
     `partitioned` is a rule, with JAX's own as its first argument.
@@ -63,7 +69,7 @@ def _rules(partitioned) -> list[tuple[Any, Any]]:
         if is_on_one_device(ctx):
             whole = jex_core.jaxpr_as_fun(params["call"])
             return mlir.lower_fun(whole, multiple_results=True)(ctx, *values)
-        ctx = _with_mesh(ctx)
+        ctx = _with_mesh(ctx, mesh)
         axes = ctx.module_context.axis_context
         if getattr(axes, "device_assignment", None) is None:
             raise ValueError(
@@ -78,12 +84,17 @@ def _rules(partitioned) -> list[tuple[Any, Any]]:
     return [(partitioning.custom_partitioning_p, rule)]
 
 
-def _with_mesh(ctx):
-    """A rule's context that names the mesh, as the types of its operands do."""
+def _with_mesh(ctx, given: Any):
+    """A rule's context that names the mesh, as the types of its operands do.
+
+    `given`: a mesh for operands of which none does, as of some that were computed of
+    arguments under `jax.checkpoint` alone.
+    """
     # What stands for devices only counts: no operation is done on them.
     module = ctx.module_context
     axes, meshes = module.axis_context, [x.sharding.mesh for x in ctx.avals_in]
-    mesh = next((mesh for mesh in meshes if not mesh.empty), None)
+    given = getattr(given, "abstract_mesh", given)
+    mesh = next((mesh for mesh in meshes if not mesh.empty), given)
     if mesh is None or hasattr(axes, "mesh") or mesh.size != axes.num_devices:
         return ctx
     devices = tuple(itertools.islice(itertools.cycle(jax.devices()), mesh.size))

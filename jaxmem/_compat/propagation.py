@@ -25,7 +25,9 @@ def propagated(fn, args) -> list[Axes]:
 
     # for a platform whose random numbers are ordinary operations
     traced = jax.jit(fn, keep_unused=True).trace(*args)
-    rules: Any = tuple(counted_partitions())
+    meshes = (getattr(x.sharding, "mesh", None) for x in args)
+    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    rules: Any = tuple(counted_partitions(mesh))
     how: Any = mlir.LoweringParameters(override_lowering_rules=rules)
     with without_devices():
         lowered = traced.lower(lowering_platforms=("tpu",), _private_parameters=how)

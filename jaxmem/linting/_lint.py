@@ -57,6 +57,8 @@ def lint(
       forwards (with `target`, any wrong slice of host memory);
     - *padded*: an array that a TPU's tiles make several times as large as its elements
       (only with `target`);
+    - *ragged copies*: a `jax.lax.ragged_dot` on a GPU, whose compiler copies all rows
+      for each group (only with a GPU as `target`);
     - *known fault*: a known bug of this version of jax, on `target` or else on
       any platform, with a link to the report.
 

@@ -23,6 +23,7 @@ from jaxmem.scheduling.moves.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.moves.passed_on import PassOnSlices
 from jaxmem.scheduling.order.order_operations import OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
+from jaxmem.scheduling.ragged.in_blocks import RaggedInBlocks
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.branches import RecomputeInBranches
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
@@ -57,6 +58,7 @@ PASSES: tuple[Pass, ...] = (
     UpdateTouchedRows(),
     ReleaseGradients(),
     UpdateInRows(),
+    RaggedInBlocks(),
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )

@@ -10,6 +10,7 @@ from jaxmem.linting.rules.lost_batch_axis import lost_batch_axis
 from jaxmem.linting.rules.misread_slices import misread_from_host
 from jaxmem.linting.rules.padded import padded
 from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatched_name
+from jaxmem.linting.rules.ragged_copies import ragged_copies
 from jaxmem.linting.rules.recomputation import recomputation_undone, whole_loss
 from jaxmem.linting.rules.stacked_as_read import stacked_as_read
 from jaxmem.linting.rules.stacked_twice import stacked_twice
@@ -34,5 +35,6 @@ RULES = (
     lost_batch_axis,
     misread_from_host,
     padded,
+    ragged_copies,
     known_faults,
 )
