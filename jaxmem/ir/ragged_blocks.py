@@ -84,7 +84,7 @@ def in_blocks(eqn: JaxprEqn, args: list, form: RowBlocks) -> Any:
     shape = ragged_shape(eqn)
     assert shape is not None
     lhs, rhs, sizes = args
-    run = _Run(eqn, form, shape, _Places.of(sizes, form, shape))
+    run = _RaggedRun(eqn, form, shape, _Places.of(sizes, form, shape))
     with jax.named_scope("ragged_dot_in_blocks"):
         return run.sums(lhs, rhs) if shape.sums_rows else run.rows(lhs, rhs)
 
@@ -122,7 +122,7 @@ class _Places:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _RaggedRun:
     eqn: JaxprEqn
     form: RowBlocks
     shape: RaggedShape
