@@ -6,8 +6,8 @@
 Each row compiles two steps for its chips: the recipe of who published it, as it is
 written in JAX, and the plain model under `jaxmem.schedule`. Bytes are GB (10^9) of the
 peak on one device, as those who publish count; milliseconds are `report.seconds`.
-"Host GB" are in the host's memory for one device. `differs` says what could not be
-reproduced.
+"Host GB" are in the host's memory for one device. Where the compiler for TPUs refuses
+the plain model, its peak is not known. `differs` says what could not be reproduced.
 """
 
 import functools
@@ -22,13 +22,16 @@ import optax
 import jaxmem
 from benchmarks._common import publish_some
 from benchmarks.models import pi0
+from benchmarks.models.splash_ring import CONTEXT
+from benchmarks.steps import experts, ring
 from benchmarks.steps.long_context import AXIS, LLAMA3_8B, QWEN3_8B, step_of
+from benchmarks.steps.published import FSDP
 from benchmarks.steps.tiles import BF16, Made
 from jaxmem.memory import MemoryReport
 from jaxmem.optim import adamw, stochastic_rounding
 
 GB = 1e9
-H100 = "h100"
+H100, V5P = "h100", "tpu-v5p"
 TIMEOUT = 1800.0  # seconds of a compile
 COLUMNS = (
     *("row", "devices", "published GB", "goal GB", "recipe GB", "recipe: predicted ms"),
@@ -45,20 +48,22 @@ class PublishedRow:
 
     Attributes:
       link: where the figure stands, after `GITHUB`.
-      devices: H100s.
-      published, goal: GB of a device.
+      devices: how many chips.
+      published: GB of a device; None where only buffers of it were published.
+      goal: GB of a device.
       recipe: what those who published it did, as a step.
       recipe_says: the same in words.
       plain: the model without any of that.
       budget: of `jaxmem.schedule`.
       how: what else it is given.
       compiler_options: of the recipe.
+      chip: a name of `jaxmem.targets()`.
       differs: what is other than in what was published.
     """
 
     link: str
     devices: int
-    published: float
+    published: float | None
     goal: float
     recipe: Callable[[], Made]
     recipe_says: str
@@ -66,6 +71,7 @@ class PublishedRow:
     budget: str
     how: Mapping[str, Any] = field(default_factory=dict)
     compiler_options: Mapping[str, Any] | None = None
+    chip: str = H100
     differs: str = ""
 
 
@@ -76,6 +82,47 @@ def _long(sizes, tokens: int, code: str = "plain", **how) -> Made:
 
 def _unrolled(code: str) -> Callable[[], Made]:
     return functools.partial(_long, LLAMA3_8B, 2**17, code, unrolled=True)
+
+
+def _ring(tokens: int, published: float) -> PublishedRow:
+    """32,768 tokens a chip: two million in a step."""
+    mesh = jaxmem.target_mesh(V5P, (4, 16), (FSDP, CONTEXT))
+    batch = 2**21 // tokens // mesh.shape[FSDP]
+    make = functools.partial(ring.step_of, LLAMA3_8B, mesh, tokens, batch)
+    return PublishedRow(
+        link="AI-Hypercomputer/maxtext/pull/4720",
+        devices=mesh.size,
+        published=published,
+        goal=40,
+        recipe=functools.partial(make, "context"),
+        recipe_says="layers checkpointed, what attention gives is kept",
+        plain=make,
+        budget="40GB",
+        chip=V5P,
+        differs=f"{batch} examples for each of four groups of 16 chips; JAX's splash "
+        "kernels, where MaxText has Tokamax's; gradients are not clipped.",
+    )
+
+
+def _experts(layers: int, data: int) -> PublishedRow:
+    mesh = jaxmem.target_mesh(V5P, (data, 4), (experts.DATA, experts.EXPERT))
+    make = functools.partial(experts.step_of, layers, mesh, 2, 4096)
+    return PublishedRow(
+        link="AI-Hypercomputer/maxtext/pull/3493",
+        devices=mesh.size,
+        published=None,
+        goal=32,
+        recipe=functools.partial(make, jax.checkpoint),
+        recipe_says="layers checkpointed",
+        plain=make,
+        budget="32GB",
+        chip=V5P,
+        differs="Published, and in NVIDIA/Megatron-LM/pull/4247, are buffers of "
+        "262,144 rows of 7,168 channels in every layer; the goal is a third of the "
+        f"plain step. The mixtures alone, of {layers} layers, without attention and "
+        "embeddings; experts by a softmax, where DeepSeek-V3 limits them to groups; "
+        "parameters and moments in float32.",
+    )
 
 
 def typed(budget: str | None, how: Mapping[str, Any]) -> str:
@@ -137,6 +184,9 @@ ROWS: dict[str, PublishedRow] = {
         differs="Frozen parameters in bfloat16, the trained ones in float32; moments "
         "of ours in 8 bits.",
     ),
+    "Llama-3.1-8B, 65,536 tokens, 64 v5p": _ring(2**16, 50.2),
+    "Llama-3.1-8B, 262,144 tokens, 64 v5p": _ring(2**18, 49.2),
+    "DeepSeek-V3's experts, 64 of 256 a chip, 128 v5p": _experts(3, 32),
 }
 
 
@@ -151,19 +201,20 @@ def measured(row: PublishedRow) -> Sequence:
     recipe = jaxmem.estimate(
         made.step,
         *made.args,
-        target=H100,
+        target=row.chip,
         donate_argnums=made.donate,
         compiler_options=row.compiler_options,
         timeout=TIMEOUT,
     )
     made = row.plain()
-    how = {"target": H100, "donate_argnums": made.donate, "progress": False}
+    how = {"target": row.chip, "donate_argnums": made.donate, "progress": False}
     step = jaxmem.schedule(made.step, row.budget, **how, **row.how)
     plan = step.plan(*made.args)
     assert plan.scheduled is not None
+    published = "" if row.published is None else row.published
     plain = "" if plan.plain is None else plan.plain.peak_bytes / GB
     return (
-        *(row.devices, row.published, row.goal, *gigabytes(recipe)),
+        *(row.devices, published, row.goal, *gigabytes(recipe)),
         *(plain, *gigabytes(plan.scheduled), typed(row.budget, row.how)),
         *(len(plan.tried), plan.planning_seconds),
         *(row.recipe_says, row.differs, GITHUB + row.link),

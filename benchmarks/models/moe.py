@@ -1,4 +1,4 @@
-"""Transformers whose MLPs are mixtures of experts, two experts a token.
+"""Transformers whose MLPs are mixtures of experts, by default two experts a token.
 
 "one-hot" (GShard, Lepikhin et al. 2020) sends tokens to experts by products with a
 table of zeros and ones, where each expert takes a fixed number of an example's tokens
@@ -7,7 +7,7 @@ and drops the others. "ragged" sorts the tokens by expert and drops none.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,10 @@ DATA, EXPERT = "data", "expert"
 BOTH = (DATA, EXPERT)
 
 
-def chosen(x, router):
-    """Weights [..., 2] and numbers of the experts of each token, and probabilities."""
+def chosen(x, router, count: int = CHOSEN):
+    """Weights [..., count], numbers of the experts of each token, and probabilities."""
     p = jax.nn.softmax((x @ router).astype(F32), -1)
-    weight, expert = lax.top_k(p, CHOSEN)
+    weight, expert = lax.top_k(p, count)
     return weight / weight.sum(-1, keepdims=True), expert, p
 
 
@@ -65,10 +65,10 @@ def table_of(expert, count: int, room: int):
     First choices come first, each in the order of the tokens; a choice for which there
     is no room left goes nowhere.
     """
-    batch, tokens, _ = expert.shape
+    batch, tokens, choices = expert.shape
     takes = jax.nn.one_hot(expert, count, dtype=jnp.int32)
     order = takes.swapaxes(1, 2).reshape(batch, -1, count)
-    place = (jnp.cumsum(order, 1) - 1).reshape(batch, CHOSEN, tokens, count)
+    place = (jnp.cumsum(order, 1) - 1).reshape(batch, choices, tokens, count)
     place = place.swapaxes(1, 2)
     return jax.nn.one_hot(jnp.where(takes > 0, place, -1), room, dtype=jnp.int32)
 
@@ -104,23 +104,23 @@ def ragged(mlp: Callable, x, w):
 
 def _sorted_experts(mlp: Callable, rows, weight, expert, sizes, w):
     """The experts' outputs for each token; rows after those of `sizes` have none."""
-    order = jnp.argsort(expert.reshape(-1))
+    order, choices = jnp.argsort(expert.reshape(-1)), expert.shape[-1]
     product = lambda x, m: lax.ragged_dot(x, m, sizes)
-    out = mlp(product, rows[order // CHOSEN], w)
+    out = mlp(product, rows[order // choices], w)
     known = jnp.arange(len(order)) < sizes.sum()
     out = jnp.where(known[:, None], out, jnp.zeros_like(out))
     out = out * weight.reshape(-1)[order].astype(out.dtype)[:, None]
-    return jnp.zeros_like(rows).at[order // CHOSEN].add(out)
+    return jnp.zeros_like(rows).at[order // choices].add(out)
 
 
-def ragged_shards(mlp: Callable, x, w):
+def ragged_shards(mlp: Callable, x, w, choices: int = CHOSEN):
     """The same inside of `shard_map`, where each device has a part of the experts.
 
     A device takes the tokens of all that share the experts, does those for its own,
-    and the outputs are summed and scattered back.
+    and the outputs are summed and scattered back. `choices`: experts of a token.
     """
     rows = lax.all_gather(x, EXPERT, tiled=True).reshape(-1, x.shape[-1])
-    weight, expert, p = chosen(rows, w["router"])
+    weight, expert, p = chosen(rows, w["router"], choices)
     count, own = p.shape[-1], len(w["up"])
     expert = (expert - lax.axis_index(EXPERT) * own) % count  # its own come first
     sizes = jnp.bincount(expert.reshape(-1), length=count)[:own]
@@ -173,9 +173,11 @@ def ragged_data(mesh, sizes: Sizes) -> Model:
     return mixture(mixer, mesh, sizes, DATA, None)
 
 
-def mapped(mesh, mixer: Callable, batch, experts) -> Callable:
-    """A mixer of one device's tokens, in `shard_map`."""
-    names = ("router", "up", "down")
+def mapped(
+    mesh, mixer: Callable, batch, experts, names: Sequence[str] = ("up", "down")
+) -> Callable:
+    """A mixer of one device's tokens, in `shard_map`; `names`: the experts' weights."""
+    names = ("router", *names)
     specs = dict.fromkeys(names, P(experts)) | {"router": P()}
     here = jax.shard_map(
         mixer, mesh=mesh, in_specs=(P(batch), specs), out_specs=(P(batch), P())

@@ -118,7 +118,8 @@ class _Places:
     def some(self, start, count: int) -> "_Places":
         """Those of some blocks in a row."""
         cut = lambda x: lax.dynamic_slice_in_dim(x, start, count)
-        return _Places(*map(cut, (self.group, self.first, self.row, self.own)))
+        group, first = cut(self.group), cut(self.first)
+        return _Places(group, first, cut(self.row), cut(self.own))
 
 
 @dataclass(frozen=True)

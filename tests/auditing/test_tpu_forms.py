@@ -7,6 +7,8 @@ import pytest
 import jaxmem
 from benchmarks.steps import tile_ways
 from jaxmem.auditing._audit import audit_texts
+from jaxmem.auditing._sharding import ModuleShardings
+from jaxmem.memory.buffers import parse_hlo
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.tiling.tiles import Tiles
@@ -156,6 +158,48 @@ def test_flags_that_parts_of_a_tpu_wait_for_are_no_values(kind, found):
     texts = (text.replace("KIND", kind) for text in (FLAGS, FLAG_PLACES))
     rules = {finding.rule for finding in audit_texts(*texts)}
     assert rules == ({"shared_bytes"} if found else set())
+
+
+# a sparse core is woken before it is told what to read, and only then writes
+SPARSE = """HloModule sparse, is_scheduled=true, num_partitions=2
+
+%of_one (x: f32[256]) -> f32[256] {
+  %x = f32[256]{0} parameter(0)
+  ROOT %got = f32[256]{0} negate(%x)
+}
+
+ENTRY %main (a: f32[256]) -> f32[256] {
+  %a = f32[256]{0} parameter(0), sharding={devices=[2]<=[2]}
+  %old = f32[256]{0} exponential(%a)
+  %start = ((), (), (s32[1]{0:S(2)})) async-start(), calls=%of_one
+  %READ
+  %start.update = ((f32[256]{0}), f32[256]{0}) async-update(%start, %a)
+  %READ_LATER
+  %done = f32[256]{0} async-done(%start.update)
+  ROOT %sum = f32[256]{0} add(%new, %done)
+}
+"""
+SPARSE_PLACES = """BufferAssignment:
+allocation 0: size 1024, parameter 0, shape |f32[256]| at ShapeIndex {}:
+ value: <0 a @0> (size=1024,offset=0): f32[256]{0}
+allocation 1: size 2048, preallocated-temp:
+ value: <1 old @0> (size=1024,offset=0): f32[256]{0}
+ value: <2 got @0> (size=1024,offset=0): f32[256]{0}
+ value: <3 new @0> (size=1024,offset=1024): f32[256]{0}
+allocation 2: size 1024, maybe-live-out:
+ value: <4 sum @0> (size=1024,offset=0): f32[256]{0}
+"""
+
+
+@pytest.mark.parametrize(("place", "found"), [("%READ", False), ("%READ_LATER", True)])
+def test_a_sparse_core_writes_from_where_it_is_told_what_to_read(place, found):
+    read = "%new = f32[256]{0} negate(%old)"
+    lines = SPARSE.replace(f"  {place}\n", f"  {read}\n").splitlines(keepends=True)
+    hlo = "".join(line for line in lines if "%READ" not in line)
+    rules = {finding.rule for finding in audit_texts(hlo, SPARSE_PLACES)}
+    assert rules == ({"shared_bytes"} if found else set())
+    (sum_,) = ModuleShardings(parse_hlo(hlo)).outputs
+    assert sum_ is not None and sum_.who == (0, 1)
 
 
 @pytest.mark.slow

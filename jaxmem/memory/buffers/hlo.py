@@ -26,6 +26,8 @@ _METADATA = re.compile(r"(?<!\w)metadata=\{")
 # What a Pallas kernel says of itself, which XLA writes in lines of their own.
 _OF_KERNEL = re.compile(r"kernel_metadata=\{\n(?:\"[^\n]*\n)*\}")
 _PARTITIONS = re.compile(r"^HloModule .*num_partitions=(\d+)", re.MULTILINE)
+# XLA:TPU wakes a sparse core with a start that has no operands; they come later.
+_WOKEN = re.compile(r" async-update\(%([\w.\-]+), ")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -224,7 +226,28 @@ def parse_hlo(text: str) -> Hlo:
         elif table is not None and line[:1].isdigit():
             number, _, rest = line.partition(" ")
             table[int(number)] = rest
+    if " async-start()" in text:
+        _start_with_operands(hlo)
     return hlo
+
+
+def _start_with_operands(hlo: Hlo) -> None:
+    """Has an asynchronous call start where it is given its operands.
+
+    `%a = async-start(), calls=%f` and `%b = async-update(%a, %x)` become
+    `%a = after-all()` and `%b = async-start(%x), calls=%f`.
+    """
+    for name, (computation, rest) in list(hlo.lines.items()):
+        found = _WOKEN.search(rest)
+        woken, start = hlo.lines.get(found.group(1), ("", "")) if found else ("", "")
+        if found is None or " async-start()" not in start:
+            continue
+        shape, attributes = start.split(" async-start()", 1)
+        before, after = rest[: found.start()], rest[found.end() :]
+        hlo.lines[name] = computation, f"{before} async-start({after}{attributes}"
+        hlo.lines[found.group(1)] = woken, f"{shape} after-all()"
+        for called in re.findall(r" calls=%?([\w.\-]+)", attributes):
+            hlo.callers[called] = name
 
 
 def _index_line(hlo: Hlo, computation: str, line: str) -> None:
