@@ -23,7 +23,7 @@ import jaxmem
 from benchmarks._common import publish_some
 from benchmarks.models import pi0
 from benchmarks.models.splash_ring import CONTEXT
-from benchmarks.steps import experts, ring
+from benchmarks.steps import experts, grug, pod, ring
 from benchmarks.steps.long_context import AXIS, LLAMA3_8B, QWEN3_8B, step_of
 from benchmarks.steps.published import FSDP
 from benchmarks.steps.tiles import BF16, Made
@@ -47,7 +47,7 @@ class PublishedRow:
     """A published figure, its recipe, and what is typed here.
 
     Attributes:
-      link: where the figure stands, after `GITHUB`.
+      link: where the figure stands, after `GITHUB`; empty of a figure of our own.
       devices: how many chips.
       published: GB of a device; None where only buffers of it were published.
       goal: GB of a device.
@@ -102,6 +102,15 @@ def _ring(tokens: int, published: float) -> PublishedRow:
         differs=f"{batch} examples for each of four groups of 16 chips; JAX's splash "
         "kernels, where MaxText has Tokamax's; gradients are not clipped.",
     )
+
+
+def _grug(write: Callable = lambda layer: layer) -> Made:
+    mesh = jaxmem.target_mesh(H100, (8,), (grug.AXIS,))
+    return grug.step_of(mesh, write=write)
+
+
+def _llama_70b(write: Callable = lambda layer: layer) -> Made:
+    return pod.step_of(pod.LLAMA, pod.FSDP, "tpu-v5e", 256, write=write)
 
 
 def _experts(layers: int, data: int) -> PublishedRow:
@@ -187,6 +196,33 @@ ROWS: dict[str, PublishedRow] = {
     "Llama-3.1-8B, 65,536 tokens, 64 v5p": _ring(2**16, 50.2),
     "Llama-3.1-8B, 262,144 tokens, 64 v5p": _ring(2**18, 49.2),
     "DeepSeek-V3's experts, 64 of 256 a chip, 128 v5p": _experts(3, 32),
+    "Grug, 64 experts, batch of 16": PublishedRow(
+        link="marin-community/marin/issues/5394",
+        devices=8,
+        published=58,
+        goal=17.2,
+        recipe=functools.partial(_grug, jax.checkpoint),
+        recipe_says="layers checkpointed",
+        plain=_grug,
+        budget="17.2GB",
+        differs="Published are temporaries on jax 0.9.2, on 0.8.0 16 GB: since then "
+        "ragged_dot is an instruction of XLA, which copies all rows for each expert. "
+        "Dense first layers, windows of attention, gated norms and the router's z-loss "
+        "are left out; AdamW instead of Muon.",
+    ),
+    "Llama-70B, 256 v5e": PublishedRow(
+        link="",
+        devices=256,
+        published=None,
+        goal=16.9,
+        recipe=functools.partial(_llama_70b, jax.checkpoint),
+        recipe_says="layers checkpointed",
+        plain=_llama_70b,
+        budget="15.75GiB",
+        chip="tpu-v5e",
+        differs="A step of `benchmarks.pod`, in all the memory of the chip; nobody has "
+        "published it.",
+    ),
 }
 
 
@@ -217,7 +253,7 @@ def measured(row: PublishedRow) -> Sequence:
         *(row.devices, published, row.goal, *gigabytes(recipe)),
         *(plain, *gigabytes(plan.scheduled), typed(row.budget, row.how)),
         *(len(plan.tried), plan.planning_seconds),
-        *(row.recipe_says, row.differs, GITHUB + row.link),
+        *(row.recipe_says, row.differs, GITHUB + row.link if row.link else ""),
     )
 
 

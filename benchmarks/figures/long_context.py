@@ -36,7 +36,8 @@ def published_rows() -> str:
 
 
 def _published(r: Row) -> list[str]:
-    name, size = f"[{r['row']}]({r['link']})", r["published GB"]
+    name, size = r["row"], r["published GB"]
+    name = f"[{name}]({r['link']})" if r["link"] else name
     size = f"{float(size):g}" if size else ""  # of some only buffers were published
     recipe = _both(r, "recipe GB", "recipe: predicted ms")
     return [name, size, recipe, _both(r), _whole(r, "host GB"), f"`{r['typed']}`"]

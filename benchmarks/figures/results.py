@@ -42,7 +42,7 @@ CHIPS = {
     "muon": "one H100; updates, 8 H100",
     "offload": H100,
     "programs": H100,
-    "published_rows": "1 or 8 H100, 64 or 128 TPU v5p",
+    "published_rows": "1 or 8 H100, 64 or 128 TPU v5p, 256 TPU v5e",
     "optimizer_training": CPU,
     "optimizer_update": H100,
     "overhead": f"{CPU}, compiling for an {H100}",
