@@ -63,6 +63,8 @@ def ragged_shape(eqn: JaxprEqn) -> RaggedShape | None:
     """The sizes of a product that can be done in blocks; None for any other."""
     if not is_ragged(eqn) or eqn.params["group_offset"] is not None:
         return None
+    if not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact):
+        return None  # sums of rows are kept in float32
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (summed, batched) = numbers.dot_dimension_numbers
     lhs, rhs, sizes = (v.aval.shape for v in eqn.invars)

@@ -108,7 +108,7 @@ def test_how_many_blocks_there_are_at_most():
 
 
 def test_of_what_there_is_no_other_form():
-    """A batch of such products, an offset of groups, and other products."""
+    """A batch of such products, those of integers, and other products."""
     like = lambda *shape: SDS(shape, jnp.float32)
     sizes = SDS((4,), jnp.int32)
 
@@ -119,5 +119,7 @@ def test_of_what_there_is_no_other_form():
     numbers = lax.RaggedDotDimensionNumbers((((2,), (1,)), ((0,), (0,))), [0], [])
     batch = lambda x, w, n: lax.ragged_dot_general(x, w, n, numbers)
     assert shape_of(batch, like(8, 3, 6), like(8, 6, 5), sizes) is None
+    whole = [SDS(shape, jnp.int32) for shape in ((8, 6), (4, 6, 5))]
+    assert shape_of(lax.ragged_dot, *whole, sizes) is None
     assert shape_of(jnp.dot, like(8, 6), like(6, 5)) is None
     assert shape_of(lax.ragged_dot, like(8, 6), like(4, 6, 5), sizes) is not None
