@@ -192,6 +192,21 @@ def test_a_loop_hands_a_donated_buffer_on():
     assert peak(operations(step, *given).graph) == SQUARE
 
 
+def test_updates_of_slices_one_after_another_lie_in_a_donated_buffer():
+    def step(x, rows):
+        for i, row in enumerate(rows):
+            x = lax.dynamic_update_slice_in_dim(x, row[None], i, 0)
+        return x
+
+    ops = operations(step, square(), square(1)[:3], donate=1)
+    assert made(ops) == ["dynamic_update_slice"] * 3
+    assert peak(ops.graph) == 0
+
+    # another reader of what lies there takes a copy of it
+    ops = operations(lambda x, rows: (step(x, rows), x @ x), square(), square(1)[:3])
+    assert peak(ops.graph) >= SQUARE
+
+
 def test_branches_take_what_the_larger_takes():
     def fn(flag, x):
         return lax.cond(flag, lambda x: x @ x @ x, lambda x: x, x)

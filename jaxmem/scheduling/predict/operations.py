@@ -175,17 +175,36 @@ def _donated(build, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
 
 def _passed_on(graph: Graph) -> Graph:
     """The graph, where what lies in a donated argument takes nothing."""
-    # That is what a loop, its last reader, writes over the argument, for the operation
-    # that makes the output there.
-    values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
-    for i, operation in enumerate(graph.operations):
-        is_loop = primitives.named(operation.name).kind is primitives.Kind.LOOP
-        for v, a in operation.in_place if is_loop else ():
-            if a not in output or v in graph.aliases or graph.readers[a] != (i,):
-                continue
-            if graph.readers[v] == (graph.maker[output[a]],):
-                values[v] = replace(values[v], bytes=0)
+    # That is what loops and updates of slices, each the last reader, write over the
+    # argument, one after another, for the operation that makes the output there.
+    values = list(graph.values)
+    for out, argument in graph.aliases.items():
+        for v in _written_over(graph, argument, out):
+            values[v] = replace(values[v], bytes=0)
     return replace(graph, values=tuple(values))
+
+
+def _written_over(graph: Graph, argument: int, out: int) -> list[int]:
+    """What lies in an argument before the output does."""
+    found, v, updates = [], argument, False
+    while len(graph.readers[v]) == 1:
+        (i,) = graph.readers[v]
+        over = dict(map(reversed, graph.operations[i].in_place))
+        if i == graph.maker.get(out):
+            # of a slice: behind it something else may want an array of its own
+            return found if not updates or over.get(v) == out else []
+        known = primitives.named(graph.operations[i].name)
+        is_loop = known.kind is primitives.Kind.LOOP
+        if (
+            v not in over
+            or over[v] in graph.aliases
+            or not (is_loop or known.into_first)
+        ):
+            return []
+        updates = updates or not is_loop
+        v = over[v]
+        found.append(v)
+    return []
 
 
 class _Build:
