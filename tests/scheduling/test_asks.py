@@ -1,11 +1,15 @@
 """What a search asks for after its next compile, foreseen by going through it again."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.asks import Ask, foreseen
 from jaxmem.scheduling.search.result import ReportedTrial
+from jaxmem.scheduling.search.strategy import is_no_worse
 
 BUDGET = 100
 FIRST, FITS, MISSES, LAST = (Choice("cpu", (Recompute(float(r)),)) for r in range(4))
@@ -59,3 +63,21 @@ def test_a_search_that_would_end_is_foreseen_as_if_it_did_not_fit():
     assert asked.send(trial(FIRST)).following == ()
     with pytest.raises(BudgetError, match="none"):
         asked.send(trial(LAST))
+
+
+@pytest.mark.parametrize(
+    ("peak", "sent", "seconds", "wanted"),
+    [
+        (90.0, 10, 2.0, True),  # slower, and what it sends is no more
+        (90.0, 11, 0.9, True),  # a little more is sent, in less time
+        (90.0, 11, 1.1, False),
+        (90.0, 11, None, False),  # nobody knows what sending it costs
+        (101.0, 9, 0.9, False),
+    ],
+)
+def test_what_is_no_worse_than_the_step_as_it_is(peak, sent, seconds, wanted):
+    def trial(peak, sent, seconds):
+        report: Any = SimpleNamespace(sent_bytes=sent)
+        return ReportedTrial(FITS, peak, None, 0.0, seconds, report)
+
+    assert is_no_worse(trial(peak, sent, seconds), trial(100.0, 10, 1.0)) == wanted

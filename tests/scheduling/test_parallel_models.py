@@ -161,9 +161,11 @@ def test_predictions_for_an_h100(name):
     predicted = predict(step, *args, **how).peak_bytes
     compiled = jaxmem.estimate(step, *args, **how)
     assert abs(predicted / compiled.peak_bytes - 1) <= 0.15
-    plan = jaxmem.schedule(step, **how, progress=False).plan(*args)
-    assert plan.scheduled.peak_bytes <= compiled.peak_bytes
-    assert 0 < plan.scheduled.sent_bytes <= compiled.sent_bytes
+    found = jaxmem.schedule(step, **how, progress=False).plan(*args).scheduled
+    # less by much in each: that a few bytes more are sent is no reason to leave it
+    assert found.peak_bytes < 0.75 * compiled.peak_bytes
+    assert found.seconds < 0.9 * compiled.seconds
+    assert 0 < found.sent_bytes <= 1.001 * compiled.sent_bytes
 
 
 SUBSTITUTED = [
