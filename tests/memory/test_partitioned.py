@@ -67,6 +67,26 @@ def test_shardings_that_are_part_of_types():
 
 
 @needs_h100
+def test_checkpointed_layers_without_constraints_are_partitioned():
+    """Where no operand's type names the mesh, the step's arguments do."""
+    mesh = jaxmem.target_mesh("h100", (8,), ("d",))
+
+    def layer(x, w):
+        q, k, v = (y.reshape(8, 256, 2, 64) for y in jnp.split(x @ w, 3, -1))
+        return x + CUDNN(q, k, v, is_causal=True).reshape(x.shape)
+
+    def loss(ws, x):
+        for w in ws:
+            x = jax.checkpoint(layer)(x, w)
+        return x.astype(jnp.float32).sum()
+
+    x = sharded(mesh, (8, 256, 128), "d")
+    ws = [sharded(mesh, (128, 384), "d")] * 2
+    report = jaxmem.estimate(jax.grad(loss), ws, x, target="h100")
+    assert {c.kind for c in report.collectives} <= {"all-gather", "all-reduce"}
+
+
+@needs_h100
 def test_a_scan_of_layers_is_partitioned():
     mesh = jax.make_mesh((4, 2), ("d", "h"), axis_types=(AxisType.Auto,) * 2)
 
