@@ -232,5 +232,5 @@ def is_no_worse(one: ReportedTrial, given: ReportedTrial) -> bool:
     if one.sent_bytes <= given.sent_bytes:
         return True
     # a few bytes more are sent where much is computed in another order
-    took = one.step_seconds, given.step_seconds
-    return None not in took and took[0] <= took[1]
+    took, plain = one.step_seconds, given.step_seconds
+    return took is not None and plain is not None and took <= plain
