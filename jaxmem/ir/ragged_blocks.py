@@ -142,8 +142,8 @@ class _RaggedRun:
 
         def iteration(at: _Places, total):
             own, row = at.own.reshape(-1), at.row.reshape(-1)
-            operands = _taken(lhs, at.row), _taken(rhs, at.group)
-            made = self._product(*operands, dims, out.aval.dtype)
+            x, w = _taken(lhs, at.row), _taken(rhs, at.group)
+            made = self._product(x, w, dims, out.aval.dtype)
             made = made.reshape(-1, self.shape.outer)
             where = jnp.where(own, row, spare.astype(row.dtype))
             how = {"mode": "drop", "unique_indices": True}
@@ -160,8 +160,8 @@ class _RaggedRun:
         def iteration(at: _Places, carry):
             total, sums = carry
             # both: what is not a number in another group's row stays there
-            taken = (self._kept(x, at) for x in (lhs, rhs))
-            parts = self._product(*taken, dims, wide)
+            x, y = self._kept(lhs, at), self._kept(rhs, at)
+            parts = self._product(x, y, dims, wide)
             for i in range(self.form.together):
                 # a group's sum is kept wide until its last block has been added, and
                 # written each time: the last is what stays

@@ -189,7 +189,7 @@ def _written_over(graph: Graph, argument: int, out: int) -> list[int]:
     found, v, updates = [], argument, False
     while len(graph.readers[v]) == 1:
         (i,) = graph.readers[v]
-        over = dict(map(reversed, graph.operations[i].in_place))
+        over = {old: new for new, old in graph.operations[i].in_place}
         if i == graph.maker.get(out):
             # of a slice: behind it something else may want an array of its own
             return found if not updates or over.get(v) == out else []
