@@ -87,8 +87,8 @@ def _rules(partitioned, mesh: Any) -> list[tuple[Any, Any]]:
 def _with_mesh(ctx, given: Any):
     """A rule's context that names the mesh, as the types of its operands do.
 
-    `given`: a mesh for operands of which none does, as of some that were computed of
-    arguments under `jax.checkpoint` alone.
+    `given`: a mesh for operands of which none does, as beside a `jax.shard_map` under
+    `jax.checkpoint`.
     """
     # What stands for devices only counts: no operation is done on them.
     module = ctx.module_context

@@ -67,13 +67,15 @@ def test_shardings_that_are_part_of_types():
 
 
 @needs_h100
-def test_checkpointed_layers_without_constraints_are_partitioned():
-    """Where no operand's type names the mesh, the step's arguments do."""
+def test_checkpointed_layers_with_a_shard_map_are_partitioned():
+    """There no operand's type names the mesh: the step's arguments do."""
     mesh = jaxmem.target_mesh("h100", (8,), ("d",))
 
     def layer(x, w):
         q, k, v = (y.reshape(8, 256, 2, 64) for y in jnp.split(x @ w, 3, -1))
-        return x + CUDNN(q, k, v, is_causal=True).reshape(x.shape)
+        y = CUDNN(q, k, v, is_causal=True).reshape(x.shape)
+        spread = {"mesh": mesh, "in_specs": P("d"), "out_specs": P("d")}
+        return x + jax.shard_map(jnp.sin, **spread)(y)
 
     def loss(ws, x):
         for w in ws:
