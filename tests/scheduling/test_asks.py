@@ -68,11 +68,12 @@ def test_a_search_that_would_end_is_foreseen_as_if_it_did_not_fit():
 @pytest.mark.parametrize(
     ("peak", "sent", "seconds", "wanted"),
     [
-        (90.0, 10, 2.0, True),  # slower, and what it sends is no more
-        (90.0, 11, 0.9, True),  # a little more is sent, in less time
-        (90.0, 11, 1.1, False),
-        (90.0, 11, None, False),  # nobody knows what sending it costs
-        (101.0, 9, 0.9, False),
+        (90.0, 1000, 2.0, True),  # slower, and what it sends is no more
+        (90.0, 1001, 0.9, True),  # a little more is sent, in less time
+        (90.0, 1001, 1.1, False),
+        (90.0, 1001, None, False),  # nobody knows what sending it costs
+        (90.0, 1100, 0.9, False),
+        (101.0, 900, 0.9, False),
     ],
 )
 def test_what_is_no_worse_than_the_step_as_it_is(peak, sent, seconds, wanted):
@@ -80,4 +81,4 @@ def test_what_is_no_worse_than_the_step_as_it_is(peak, sent, seconds, wanted):
         report: Any = SimpleNamespace(sent_bytes=sent)
         return ReportedTrial(FITS, peak, None, 0.0, seconds, report)
 
-    assert is_no_worse(trial(peak, sent, seconds), trial(100.0, 10, 1.0)) == wanted
+    assert is_no_worse(trial(peak, sent, seconds), trial(100.0, 1000, 1.0)) == wanted

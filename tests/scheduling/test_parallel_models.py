@@ -165,7 +165,7 @@ def test_predictions_for_an_h100(name):
     # less by much in each: that a few bytes more are sent is no reason to leave it
     assert found.peak_bytes < 0.75 * compiled.peak_bytes
     assert found.seconds < 0.9 * compiled.seconds
-    assert 0 < found.sent_bytes <= 1.001 * compiled.sent_bytes
+    assert 0 < found.sent_bytes <= 1.01 * compiled.sent_bytes
 
 
 SUBSTITUTED = [
