@@ -53,6 +53,7 @@ from jaxmem._compat.remat import forgets_its_names as forgets_its_names
 from jaxmem._compat.remat import policy_names as policy_names
 from jaxmem._compat.remat import saved_residuals as saved_residuals
 from jaxmem._compat.shardings import is_unspecified as is_unspecified
+from jaxmem._compat.shardings import mesh_of_specs as mesh_of_specs
 from jaxmem._compat.shardings import uses_shardy as uses_shardy
 from jaxmem._compat.sources import INSTALLED as INSTALLED
 from jaxmem._compat.sources import OWN as OWN

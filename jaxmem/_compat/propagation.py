@@ -6,7 +6,7 @@ import jax
 
 from jaxmem._compat.absent_devices import without_devices
 from jaxmem._compat.partitioning import counted_partitions
-from jaxmem._compat.shardings import Axes, axes_of, propagate
+from jaxmem._compat.shardings import Axes, axes_of, mesh_of_specs, propagate
 
 
 def propagated(fn, args) -> list[Axes]:
@@ -25,9 +25,7 @@ def propagated(fn, args) -> list[Axes]:
 
     # for a platform whose random numbers are ordinary operations
     traced = jax.jit(fn, keep_unused=True).trace(*args)
-    meshes = (getattr(x.sharding, "mesh", None) for x in args)
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
-    rules: Any = tuple(counted_partitions(mesh))
+    rules: Any = tuple(counted_partitions(mesh_of_specs(args)))
     how: Any = mlir.LoweringParameters(override_lowering_rules=rules)
     with without_devices():
         lowered = traced.lower(lowering_platforms=("tpu",), _private_parameters=how)

@@ -1,10 +1,17 @@
 """Shardings in a module, and how Shardy propagates them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 Axes = tuple[tuple[str, ...], ...]  # of the mesh, for each axis of an array
+
+
+def mesh_of_specs(specs: Iterable[Any]) -> Any:
+    """The mesh of the first of `jax.ShapeDtypeStruct`s that has one, or None."""
+    meshes = (getattr(spec.sharding, "mesh", None) for spec in specs)
+    return next((mesh for mesh in meshes if mesh is not None), None)
 
 
 def is_unspecified(sharding) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
+from jaxmem import _compat
 from jaxmem.memory.buffers.device_groups import Labels, labels_of
 from jaxmem.memory.compile.call import FlatCall
 
@@ -54,8 +55,7 @@ def shards_of_specs(specs: Iterable[Any]) -> tuple[tuple[Labels, ...] | None, ..
     Devices have the numbers of their places in the mesh of the first that has one.
     """
     specs = tuple(specs)
-    meshes = (getattr(spec.sharding, "mesh", None) for spec in specs)
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    mesh = _compat.mesh_of_specs(specs)
     if mesh is None:
         return (None,) * len(specs)
     return tuple(_shards(spec.sharding, len(spec.shape), mesh) for spec in specs)

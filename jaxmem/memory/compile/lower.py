@@ -241,8 +241,7 @@ def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
     """Exports a step."""
     # What JAX would partition in calls back into Python, which the worker cannot make,
     # is partitioned here, once it is known how its operands are sharded.
-    meshes = (getattr(leaf.spec.sharding, "mesh", None) for leaf in call.leaves)
-    mesh = next((mesh for mesh in meshes if mesh is not None), None)
+    mesh = _compat.mesh_of_specs(leaf.spec for leaf in call.leaves)
     exported = _export_by(_compat.counted_partitions(mesh), jitted, call, target)
     partitions = _compat.partitions_in(exported)
     if not partitions:
