@@ -173,6 +173,14 @@ def test_without_dead_code():
     assert len(closed.in_avals) == 1 and len(closed.out_avals) == 2
 
 
+def test_mesh_of_specs_is_the_first_that_is_named():
+    mesh = jax.sharding.AbstractMesh((2,), ("x",))
+    kinds = (None, NamedSharding(mesh, PartitionSpec("x")))
+    specs = [jax.ShapeDtypeStruct((4,), jnp.float32, sharding=kind) for kind in kinds]
+    assert _compat.mesh_of_specs(specs) == mesh
+    assert _compat.mesh_of_specs(specs[:1]) is None
+
+
 def test_is_unspecified():
     (eqn,) = _traced(jax.jit(jnp.sin), 1.0).eqns
     assert all(map(_compat.is_unspecified, eqn.params["in_shardings"]))
