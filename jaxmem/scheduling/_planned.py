@@ -15,6 +15,7 @@ from jaxmem.scheduling._finder import Finder
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._shardings import mesh_of
 from jaxmem.scheduling._traced_calls import TracedCalls
+from jaxmem.scheduling.plan.capacity import capacity_notes
 from jaxmem.scheduling.plan.notes import notes_of
 from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
 from jaxmem.scheduling.search.compiles import Compared, compared
@@ -62,6 +63,7 @@ def planned(
     mesh = mesh_of(calls.given(call))
     with on_auto_axes():
         notes = (*found.notes, *_notes(calls, call, rewritten, found))
+        notes += (*capacity_notes(rewritten.written_out, both.scheduled),)
         return make_plan(rewritten, found, both, chip, aliases, notes, shardings, mesh)
 
 
