@@ -8,7 +8,7 @@ from jaxmem.auditing._flow import Flow
 from jaxmem.auditing._lives import Lives
 from jaxmem.auditing._report import AuditFinding
 from jaxmem.auditing._sharding import ModuleShardings
-from jaxmem.memory.buffers import parse_hlo
+from jaxmem.memory.buffers import Instruction, parse_hlo
 from jaxmem.memory.buffers.assignment import (
     Allocation,
     BufferValue,
@@ -92,6 +92,11 @@ class Module:
         them name its source and its target as outputs.
         """
         made = self.hlo.instruction(value.name)
+        loop = self._loop_of(value)
+        if loop is not None:  # that such fusions stand in, between the two
+            given = self.flow.value(self.hlo.roots[loop.called[0]], value.index)
+            handed = None if given in (None, value.key) else self.values.get(given)
+            return handed is not None and self.passes_on(handed)
         if made is None or made.opcode != "fusion":
             return False
         if "async" not in f"{made.name} {' '.join(made.called)}":
@@ -99,6 +104,27 @@ class Module:
         found = _PASSED.search(made.attributes)
         places = _ALIAS.findall(found[1]) if found else ()
         return any(integers(place) == value.index for place, _, _ in places)
+
+    def is_carried_twice(self, old: BufferValue, new: BufferValue) -> bool:
+        """Whether a loop begins with one value at both places, and makes one of both.
+
+        What the devices of a TPU know of each other goes through loops in many copies.
+        """
+        loop = self._loop_of(new)
+        if loop is None or old.name != new.name:
+            return False
+        for one in (loop.operands[0], self.hlo.roots[loop.called[0]]):
+            first = self.flow.value(one, old.index)
+            if first is None or first != self.flow.value(one, new.index):
+                return False
+        return True
+
+    def _loop_of(self, value: BufferValue) -> Instruction | None:
+        """The loop of which it is a result, or what its body or test is given."""
+        made = self.hlo.instruction(value.name)
+        if made is not None and made.opcode == "parameter":
+            made = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
+        return made if made is not None and made.opcode == "while" else None
 
     def is_part(self, old: BufferValue, new: BufferValue) -> bool:
         """Whether a TPU's value consists of such that are there, as `old` is."""

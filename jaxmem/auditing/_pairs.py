@@ -66,7 +66,7 @@ def _judged(module, old, new, first: int, last: int) -> Iterator[Overlap]:
     is_done = last in ends and meanwhile <= ends
     if is_done and ((updated and legal) or module.is_part(old, new)):
         return
-    if place and module.passes_on(new):
+    if place and (module.passes_on(new) or module.is_carried_twice(old, new)):
         return
     yield Overlap(old, new, together, updated)
 

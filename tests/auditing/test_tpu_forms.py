@@ -131,6 +131,128 @@ def test_what_a_loop_hands_on_is_its_operand():
     assert "shared_bytes" in {f.rule for f in audit_texts(changed, before)}
 
 
+# a loop that begins with one value at two places, and makes one of both
+TWICE = """HloModule twice, is_scheduled=true
+
+%test.2 (p2: (s32[], f32[256], f32[256])) -> pred[] {
+  %p2 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
+  %i2 = s32[] get-tuple-element(%p2), index=0
+  %n2 = s32[] constant(3)
+  ROOT %less2 = pred[] compare(%i2, %n2), direction=LT
+}
+
+%body.2 (q2: (s32[], f32[256], f32[256])) -> (s32[], f32[256], f32[256]) {
+  %q2 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
+  %j2 = s32[] get-tuple-element(%q2), index=0
+  %one2 = s32[] constant(1)
+  %next2 = s32[] add(%j2, %one2)
+  %left2 = f32[256]{0} get-tuple-element(%q2), index=1
+  %right2 = f32[256]{0} get-tuple-element(%q2), index=2
+  %both2 = f32[256]{0} add(%left2, %right2)
+  %made2 = f32[256]{0} negate(%both2)
+  ROOT %t2 = (s32[], f32[256]{0}, f32[256]{0}) tuple(%next2, %made2, %made2)
+}
+
+ENTRY %main (a: f32[256], z: s32[]) -> f32[256] {
+  %a = f32[256]{0} parameter(0)
+  %z = s32[] parameter(1)
+  %old = f32[256]{0} negate(%a)
+  %other = f32[256]{0} exponential(%a)
+  %t = (s32[], f32[256]{0}, f32[256]{0}) tuple(%z, %old, %SECOND)
+  %loop = (s32[], f32[256]{0}, f32[256]{0}) while(%t), condition=%test.2, body=%body.2
+  %first = f32[256]{0} get-tuple-element(%loop), index=1
+  %second = f32[256]{0} get-tuple-element(%loop), index=2
+  ROOT %r = f32[256]{0} add(%first, %second)
+}
+"""
+TWICE_PLACES = """BufferAssignment:
+allocation 0: size 1024, parameter 0, shape |f32[256]| at ShapeIndex {}:
+ value: <0 a @0> (size=1024,offset=0): f32[256]{0}
+allocation 1: size 4, parameter 1, shape |s32[]| at ShapeIndex {}:
+ value: <1 z @0> (size=4,offset=0): s32[]
+ value: <2 q2{0} (phi) @0> (size=4,offset=0): s32[]
+ value: <3 p2{0} (phi) @0> (size=4,offset=0): s32[]
+ value: <4 next2 @0> (size=4,offset=0): s32[]
+ value: <5 loop{0} (phi) @0> (size=4,offset=0): s32[]
+allocation 2: size 4096, preallocated-temp:
+ value: <6 old @0> (size=1024,offset=0): f32[256]{0}
+ value: <7 p2{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <8 p2{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <9 q2{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <10 q2{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <11 made2 @0> (size=1024,offset=0): f32[256]{0}
+ value: <12 loop{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <13 loop{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <14 both2 @0> (size=1024,offset=1024): f32[256]{0}
+ value: <15 other @0> (size=1024,offset=2048): f32[256]{0}
+ value: <16 less2 @0> (size=1,offset=3072): pred[]
+allocation 3: size 1024, maybe-live-out:
+ value: <17 r @0> (size=1024,offset=0): f32[256]{0}
+"""
+
+
+@pytest.mark.parametrize(("second", "found"), [("old", False), ("other", True)])
+def test_one_value_at_two_places_of_a_loop_has_one_buffer(second, found):
+    # the counter's buffer may be written
+    donated = "input_output_alias={ {1}: (1, {}, may-alias) }"
+    hlo = TWICE.replace("is_scheduled=true", f"is_scheduled=true, {donated}", 1)
+    found_in = audit_texts(hlo.replace("SECOND", second), TWICE_PLACES)
+    rules = {f.rule for f in found_in} - {"donations"}
+    assert ("two_outputs" in rules) == found
+    assert found or not rules
+
+
+# the source of a collective, which parts of it hand on through a loop
+HANDED = """%begins (x: f32[256]) -> (f32[256], f32[256]) {
+  %x = f32[256]{0} parameter(0)
+  %got = f32[256]{0} negate(%x)
+  ROOT %ts = (f32[256]{0}, f32[256]{0}) tuple(%x, %got)
+}
+
+%goes_on (y: f32[256], w: f32[256]) -> (f32[256], f32[256]) {
+  %y = f32[256]{0} parameter(0)
+  %w = f32[256]{0} parameter(1)
+  %more = f32[256]{0} negate(%w)
+  ROOT %tm = (f32[256]{0}, f32[256]{0}) tuple(%y, %more)
+}
+
+""" + LOOPS.split("\n", 2)[2].replace(
+    "%more1 = f32[256]{0} add(%sum1, %kept1)",
+    """%async_on = (f32[256]{0}, f32[256]{0}) fusion(%kept1, %sum1), kind=kOutput, \
+output_to_operand_aliasing={{0}: (0, {})}, calls=%goes_on
+  %handed1 = f32[256]{0} get-tuple-element(%async_on), index=0
+  %more1 = f32[256]{0} get-tuple-element(%async_on), index=1""",
+).replace("tuple(%next1, %kept1,", "tuple(%next1, %handed1,").replace(
+    "tuple(%z, %old, %s)",
+    """tuple(%z, %source, %s)""",
+).replace(
+    "  %t = (s32[]",
+    """  %async_begin = (f32[256]{0}, f32[256]{0}) fusion(%old), kind=kCustom, \
+output_to_operand_aliasing={{0}: (0, {})}, calls=%begins
+  %source = f32[256]{0} get-tuple-element(%async_begin), index=0
+  %t = (s32[]""",
+)
+HANDED_PLACES = LOOP_PLACES.replace("more1", "async_on{1}").replace(
+    " value: <14",
+    """ value: <17 q1{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <18 async_begin{0} @0> (size=1024,offset=0): f32[256]{0}
+ value: <19 async_begin{1} @0> (size=1024,offset=1024): f32[256]{0}
+ value: <20 async_on{0} @0> (size=1024,offset=0): f32[256]{0}
+ value: <14""",
+)
+
+
+def test_what_parts_of_a_collective_hand_on_in_a_loop_is_their_source():
+    head = f"HloModule handed, is_scheduled=true, {ALIASES}\n\n"
+    found = audit_texts(head + HANDED, HANDED_PLACES)
+    assert "shared_bytes" not in {f.rule for f in found}
+    # one that makes a value of its own there writes over the source, which is read
+    own = HANDED.replace("{{0}: (0, {})}, calls=%goes_on", "{}, calls=%goes_on")
+    assert own != HANDED
+    found = audit_texts(head + own, HANDED_PLACES)
+    assert "shared_bytes" in {f.rule for f in found}
+
+
 FLAGS = """HloModule flags, is_scheduled=true
 
 ENTRY %main (a: s32[1]) -> s32[1] {

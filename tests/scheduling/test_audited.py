@@ -40,3 +40,17 @@ def test_no_module_with_a_finding_is_taken_unless_asked(budget, monkeypatch):
     audited.clear()
     plan = schedule(step, budget, audit=False, **HOW).plan(*ARGS)
     assert plan.scheduled is not None and not audited
+
+
+def test_a_plan_tells_of_what_was_not_taken(monkeypatch):
+    audited = []
+
+    def first_is_wrong(report):
+        audited.append(report)
+        return (FINDING,) if len(audited) == 1 else ()
+
+    monkeypatch.setattr(result, "findings_of", first_is_wrong)
+    notes = schedule(step, **HOW).plan(*ARGS).notes
+    (note,) = [one for one in notes if "wrong values" in one]
+    assert note.startswith("1 choice not taken") and FINDING.what in note
+    assert len(audited) > 1

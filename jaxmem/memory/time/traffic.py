@@ -1,7 +1,8 @@
 """The bytes that a kernel of a compiled module reads and writes.
 
 A slice counts as the slice, an update in place as what is updated, rows as rows. What a
-fusion reads twice counts once. What lies in a TPU's vector memory counts apart.
+fusion reads twice counts once. What lies in a TPU's vector memory counts apart. What a
+collective moves is not counted: the link takes longer.
 """
 
 import re
@@ -9,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from jaxmem.cost.kernel import Traffic
+from jaxmem.memory.buffers.collectives import KINDS
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of, elements_of
 
@@ -118,7 +120,7 @@ class _Inside:
             made, k = todo.pop()
             if self._looks_at(made, k) and made is not self.root:
                 todo += reversed(self.users[made.name])
-            elif made.opcode != "tuple":
+            elif made.opcode != "tuple" and made.opcode not in KINDS:
                 yield made, k
 
     def _looks_at(self, made: Instruction, k: int) -> bool:
@@ -132,9 +134,14 @@ class _Inside:
         """The shapes of what the fusion writes."""
         if self.root is None:
             return
-        is_tuple = self.root.opcode == "tuple"
-        for name in self.root.operands if is_tuple else (self.root.name,):
-            yield from self._written(name)
+        if self.root.opcode != "tuple":
+            yield from self._written(self.root.name)
+            return
+        for name in self.root.operands:
+            # a collective that goes on beside a fusion of libtpu has its arrays there
+            made = self.hlo.instruction(name)
+            if made is None or made.opcode not in ("parameter", *KINDS):
+                yield from self._written(name)
 
     def _written(self, name: str) -> tuple[str, ...]:
         made = self.hlo.instruction(name)

@@ -232,8 +232,8 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     config = candidate.choice.get(Recompute)
     cuts = _cuts(space, config.rate)
     least = max(1, round(_SMALL * max((found.bytes for _, found in cuts), default=0)))
-    # what is sent earlier runs beside more
-    ordered = (map(kept_size, in_order(pair, found.variables)) for pair, found in cuts)
+    order = (in_order(pair, found.variables, space.target) for pair, found in cuts)
+    ordered = (map(kept_size, variables) for variables in order)
     large = ([size for size in sizes if size >= least] for sizes in ordered)
     sums = map(itertools.accumulate, large)
     layers = [_layer_seconds(space, *one) for one in cuts]
@@ -241,14 +241,16 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
         sent = replace(config, offload=least, offload_most=most)
         gone, waited = 0.0, 0.0
         for (pair, found), took in zip(cuts, layers, strict=True):
-            away = sent_away(pair, found, sent)
+            away = sent_away(pair, found, sent, space.target)
             row = sum(kept_size(v) / pair.shards(v) for v in away)
             gone += pair.length * row
             waited += pair.length * _waited(space, took, row)
         if gone > space.offload:
             return
         choice, kept = candidate.choice.having(sent), candidate.bytes - round(gone)
-        yield Candidate(choice, kept, candidate.seconds + waited)
+        # the copies themselves read the device's memory, and write it
+        took = waited + space.moved(round(gone))
+        yield Candidate(choice, kept, candidate.seconds + took)
 
 
 def _layer_seconds(space: SearchSpace, pair: Pair, found: Cut) -> tuple[float, float]:

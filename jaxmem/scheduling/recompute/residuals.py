@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem.chips import is_gpu
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import shardings_in
@@ -27,7 +28,7 @@ from jaxmem.ir.scans import (
     split,
 )
 from jaxmem.ir.shard_labels import inner_shardings
-from jaxmem.ir.shards import InputShardings, Shardings
+from jaxmem.ir.shards import InputShardings, Shardings, held
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Bytes, Labels, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
@@ -79,7 +80,7 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     price = config.price(level.target)
     if config.named:
         return rewrites_by_names(level.jaxpr, price, level.shardings)
-    return rewrites(level.jaxpr, price, config, level.shardings)
+    return rewrites(level.jaxpr, price, config, level.shardings, level.target)
 
 
 def rewrites(
@@ -87,11 +88,12 @@ def rewrites(
     price: ShardedPrice = fused_alone,
     config: Recompute = Recompute(),  # noqa: B008 - it is frozen
     given: InputShardings | None = None,
+    target: str = "cpu",
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
     for pair in pairs(closed, given):
         found = cut(pair, price)
-        away = sent_away(pair, found, config)
+        away = sent_away(pair, found, config, target)
         rewrite = rewrite_of(pair, found, pair.length, away)
         # what is sent to the host frees the device even where as much is kept
         if found.cost < pair.bytes or rewrite.offloaded:
@@ -108,7 +110,7 @@ def rewrites_by_names(
             yield rewrite
 
 
-def sent_away(pair: Pair, found: Cut, config: Recompute) -> frozenset[Any]:
+def sent_away(pair: Pair, found: Cut, config: Recompute, target: str) -> frozenset[Any]:
     """What of a cut waits in the host's memory."""
     if config.offload is None:
         return frozenset()
@@ -118,17 +120,22 @@ def sent_away(pair: Pair, found: Cut, config: Recompute) -> frozenset[Any]:
     # another of the pair's rewrites may have sent some already
     there = filter(is_var, pair.body.outvars)
     sent, room = set(), config.offload_most - sum(map(host_bytes, there))
-    for v in in_order(pair, large):
+    for v in in_order(pair, large, target):
         if kept_size(v) <= room:
             room -= kept_size(v)
             sent.add(v)
     return frozenset(sent)
 
 
-def in_order(pair: Pair, variables: Iterable[Any]) -> list[Any]:
-    """Variables of the forward body in the order in which it has them."""
-    # what is there early has most of the layer to run beside on its way to the host
-    return sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
+def in_order(pair: Pair, variables: Iterable[Any], target: str) -> list[Any]:
+    """Variables of the forward body in the order in which they go to the host."""
+    early = sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
+    if is_gpu(target):
+        # what is there early has most of the layer to run beside on its way
+        return early
+    # XLA for TPUs sends it beside all of the next layer: small arrays stay, as what is
+    # left of a budget allows
+    return sorted(early, key=kept_size, reverse=True)
 
 
 def rewrite_of(
@@ -208,7 +215,7 @@ def _run_backward(
         layer, inner, before = carry
         x, now = dict(item[0]), dict(zip(slices, item[1], strict=True))
         following = layer - 1 if eqn.params["reverse"] else layer + 1
-        fetched = _fetched([stacks[v] for v in plan.sent], following)
+        fetched = _fetched(plan, stacks, following)
         now |= zip(plan.sent, before.fetched, strict=True)
         known = {v: x[slot] for slot, v in plan.stays.items()}
         now |= {v: unpacked(v, now[v]) for v in plan.instead}
@@ -229,15 +236,25 @@ def _run_backward(
     return [*ends, *ys]
 
 
-def _fetched(stacks: Sequence[Any], layer) -> list[Any]:
+def _fetched(plan: PairRewrite, stacks: dict[Any, Any], layer) -> list[Any]:
     """What waits of a layer: of one that comes next, so that no equation waits for it.
 
     XLA copies beside all that an iteration computes. The last iteration fetches its own
     row once more, which is dropped.
     """
     how = {"keepdims": False, "allow_negative_indices": False}
-    rows = [lax.dynamic_index_in_dim(x, layer, 0, **how) for x in stacks]
-    return _moved(rows, jax.memory.Space.Device)
+    rows = [lax.dynamic_index_in_dim(stacks[v], layer, 0, **how) for v in plan.sent]
+    rows = _moved(rows, jax.memory.Space.Device)
+    # else XLA may spread them as the gradients of weights are, and gather what these
+    # are multiplied by from all devices
+    return [_as_made(plan, v, x) for v, x in zip(plan.sent, rows, strict=True)]
+
+
+def _as_made(plan: PairRewrite, v: Any, x: Any) -> Any:
+    """A row of a stack, sharded as the forward pass has it."""
+    shardings = plan.pair.inside()
+    spec = shardings.of.get(v)
+    return x if spec is None or is_mask(v) else held(x, shardings.mesh, spec)
 
 
 def last_of(plan: PairRewrite, outs: Sequence[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling import _passes
@@ -67,9 +67,24 @@ def search(
         best.report,
         step.fingerprint,
         products,
-        (*compiles.notes, *((stopped,) if stopped else strategy.notes)),
+        (
+            *compiles.notes,
+            *_not_taken(trials),
+            *((stopped,) if stopped else strategy.notes),
+        ),
         stopped=bool(stopped),
     )
+
+
+def _not_taken(trials: Trials) -> Iterator[str]:
+    """A sentence on what was compiled and may compute something else, if anything."""
+    wrong = [one for one in trials.tried if one.findings]
+    if wrong:
+        choices = f"{len(wrong)} {'choice' if len(wrong) == 1 else 'choices'}"
+        yield (
+            f"{choices} not taken, since what the compiler made of them may have wrong "
+            f"values, the first: {wrong[0].findings[0].what}"
+        )
 
 
 def _asked(tile: bool) -> list[Searched]:

@@ -10,6 +10,7 @@ from jaxmem.cost.kernel import Arithmetic, KernelWork, Product, Traffic
 from jaxmem.cost.roofline import product_seconds, seconds
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed
+from jaxmem.memory.time.traffic import traffic_of
 from tests.memory.time import modules
 
 V5E = rates_of("tpu-v5e")
@@ -211,3 +212,29 @@ def test_a_collective_in_fusions_runs_beside_the_products_between(products):
     assert alone.bound == "collective" and alone.seconds > 0
     whole = sum(k.seconds for k in found)
     assert whole == pytest.approx(max(alone.seconds, beside))
+
+
+def test_what_a_collective_hands_on_through_a_fusion_is_not_its_traffic():
+    product, carried = "bf16[1024,1024]{1,0}", f"bf16[512,8192]{{1,0}}, {GATHERED}"
+    middle = modules.computation(
+        "f.middle",
+        f"%l = {product} parameter(0)\n"
+        "%p = bf16[512,8192]{1,0} parameter(1)\n"
+        f"%q = {GATHERED} parameter(2)\n"
+        f"%m = {product} convolution(%l, %l), dim_labels=bf_io->bf\n"
+        f"%g = {GATHERED} all-gather(%p), channel_id=7, "
+        "replica_groups=[1,8]<=[8], dimensions={0}, use_global_device_ids=true\n"
+        f"ROOT %t = ({product}, {carried}, {GATHERED}) tuple(%m, %p, %q, %g)",
+    )
+    entry = (
+        f"%w = {product} parameter(0)\n"
+        "%x = bf16[512,8192]{1,0} parameter(1)\n"
+        f"%y = {GATHERED} parameter(2)\n"
+        f"ROOT %r = ({product}, {carried}, {GATHERED}) fusion(%w, %x, %y), "
+        "kind=kOutput, calls=%f.middle"
+    )
+    hlo = parse_hlo(modules.text(entry, middle))
+    made = hlo.instruction("r")
+    assert made is not None
+    # one matrix is read, and one written
+    assert traffic_of(hlo, made).bytes == 2 * 2 * 1024**2
