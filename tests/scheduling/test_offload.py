@@ -8,20 +8,23 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import jaxmem
 from jaxmem import estimate, microbatch, schedule
 from jaxmem.chips import rates_of
 from jaxmem.cost.host_traffic import waiting_for_host
 from jaxmem.ir import jaxprs
 from jaxmem.ir.host_slices import AFFECTED, COPIES
-from jaxmem.ir.scans import is_on_host, size_of, ys_of
+from jaxmem.ir.scans import is_on_host, kept_size, size_of, ys_of
 from jaxmem.memory import CompileError
 from jaxmem.optim import LowBit, abstract_state, adam, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.front import pareto_front
-from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.residuals import Recompute, in_order
 from jaxmem.scheduling.recompute.space import scans_in, space_in, space_of
 from tests.memory.test_estimate import needs_h100
 from tests.memory.test_wrong_slices import offloaded
@@ -178,6 +181,36 @@ def test_fits_a_budget_that_no_recomputation_reaches():
     assert f"{inputs / 2**20:.1f} MiB of residuals in host memory" in str(plan)
     loaded = Plan.from_json(plan.to_json())
     assert loaded.choice == plan.choice
+
+
+def test_rows_from_the_host_are_sharded_as_the_forward_pass_has_them():
+    """Else XLA may spread them as a weight, and gather the gradient they multiply."""
+    mesh = jaxmem.target_mesh("tpu-v5e", (8,), ("x",))
+    spread = lambda *spec: NamedSharding(mesh, P(*spec))
+    args = (
+        jax.ShapeDtypeStruct((L, 256, 256), jnp.float32, sharding=spread(None, "x")),
+        jax.ShapeDtypeStruct((4096, 256), jnp.float32, sharding=spread("x")),
+    )
+    made = schedule(jax.grad(layers), donate_argnums=())
+    made = made.rewritten(Choice("tpu-v5e", (Recompute(offload=1),)), *args)
+    (body,) = (jaxprs.bodies(e)[0] for e in scans(made.jaxpr) if e.params["reverse"])
+    eqns = list(jaxprs.walk(body))
+    back = [e.outvars[0] for e in eqns if e.primitive.name == "device_put"]
+    held = {e.invars[0]: e for e in eqns if e.primitive.name == "sharding_constraint"}
+    assert back
+    for v in back:
+        assert held[v].params["sharding"].spec[0] == "x"
+
+
+def test_a_tpu_sends_the_largest_and_a_gpu_the_earliest():
+    (pair,) = scans_in(rewritten(*problem(), NO_CHOICE))
+    found = {*pair.slots.values()}
+    early, large = (in_order(pair, found, chip) for chip in ("h100", "tpu-v5e"))
+    assert early != large and {*early} == {*large} == found
+    sizes = [kept_size(v) for v in large]
+    assert sizes == sorted(sizes, reverse=True)
+    made = [pair.body.maker.get(v, -1) for v in early]
+    assert made == sorted(made)
 
 
 def test_offload_needs_a_budget():

@@ -33,6 +33,7 @@ from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
 from jaxmem.scheduling.search import traced_step
 from jaxmem.scheduling.search.result import ReportedTrial, by_peak_and_time
+from jaxmem.scheduling.search.trials import Trials
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
 SDS = jax.ShapeDtypeStruct
@@ -293,6 +294,30 @@ def test_after_a_step_that_is_refused_at_the_end_the_next_is_looked_for(
     found = step.find(args, {})
     assert len(asked) == 2 and found.choice == asked[1] != asked[0]
     assert found.report.peak_bytes <= 0.95 * found.budget
+
+
+REFUSAL = (
+    "'step' does not fit on tpu-v5e: RESOURCE_EXHAUSTED: XLA:TPU compile permanent "
+    "error. Ran out of memory in memory space hbm. Used 16.04G of 15.75G hbm. Exceeded "
+    "hbm capacity by 303.91M."
+)
+
+
+def test_what_a_refused_step_needs_is_read_from_the_refusal():
+    needed = jaxmem.memory.DoesNotFit(REFUSAL).needed_bytes
+    assert 16.04 * 2**30 < needed < 16.05 * 2**30
+    assert jaxmem.memory.DoesNotFit("'step' does not fit").needed_bytes is None
+
+
+def test_the_limit_goes_down_by_what_was_needed_beside_the_buffers():
+    GIB = 2**30
+    trial = lambda peak, **how: ReportedTrial(Choice("tpu-v5e"), peak, None, 0.0, **how)
+    found, trials = trial(14 * GIB), Trials(15 * GIB)
+    trials.missed(found, trial(math.inf, needed=int(15.5 * GIB)))
+    assert trials.limit == 13.5 * GIB
+    # where nothing is told, a twentieth of the budget below what was refused
+    trials.missed(found, trial(math.inf))
+    assert 13.24 * GIB < trials.limit < 13.26 * GIB
 
 
 # -- when to end

@@ -1,5 +1,6 @@
 """What a compile has left in its folder, read: bytes, texts, errors."""
 
+import math
 import os
 import pickle
 import re
@@ -11,6 +12,7 @@ from jaxmem.chips import compiler_versions
 from jaxmem.memory.buffers.assignment import assigned_bytes
 
 _LAST_LINES = 15
+_USED = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm")
 _TELLS_BUFFERS = 0, 0, 51  # the version of libtpu since which it tells assigned bytes
 _DUMPS = {
     "buffer_assignment": "*buffer-assignment.txt",
@@ -26,6 +28,16 @@ class CompileError(RuntimeError):
 
 class DoesNotFit(CompileError):
     """The compiler refused the step: it needs more memory than the target has."""
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """What the step needs, where the compiler tells: to a hundredth of a unit."""
+        found = _USED.search(str(self))
+        if found is None:
+            return None
+        return math.ceil(
+            (float(found[1]) + 0.005) * 2 ** (10 * "KMG".index(found[2]) + 10)
+        )
 
 
 def read_answer(

@@ -45,6 +45,8 @@ class Compiles:
     products: int | None = None  # the option that all are compiled with, see `Pending`
     # what the compiler said of choices that it fails on, though not for want of memory
     refused: dict[Choice, str] = field(default_factory=dict, init=False)
+    # bytes that it said of choices that did not fit once they were compiled to the end
+    needed: dict[Choice, int] = field(default_factory=dict, init=False)
     _begun: dict[Choice, Pending] = field(default_factory=dict, init=False)
     _reports: dict[Choice, MemoryReport | None] = field(
         default_factory=dict, init=False
@@ -74,7 +76,9 @@ class Compiles:
         how = {"timeout": _TIMEOUT, "products": self.products}
         try:
             return self.begin(choice, extent="needed", **how).result()
-        except DoesNotFit:
+        except DoesNotFit as error:
+            if error.needed_bytes is not None:
+                self.needed[choice] = error.needed_bytes
             return None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What answers a search: compiles, and their trials in order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmem.scheduling.search.asks import Ask, Search, T
 from jaxmem.scheduling.search.compiles import Compiles
@@ -40,6 +40,8 @@ class Driver:
         report = self.compiles.settled(found.choice)
         about = found.predicted, found.seconds, self.audit
         best = trial_of(found.choice, report, *about)
+        if report is None:
+            best = replace(best, needed=self.compiles.needed.get(found.choice))
         self.trials.settle(best)
         return best
 

@@ -50,11 +50,15 @@ class Trial:
 class ReportedTrial(Trial):
     """The same with the compiler's report; None where it could not fit the chip.
 
-    `findings`: what the compiler made of it that the step does not say.
+    Attributes:
+      report: of the compiled step.
+      findings: what the compiler made of it that the step does not say.
+      needed: bytes of a step that was refused, where the compiler tells.
     """
 
     report: MemoryReport | None = None
     findings: tuple[AuditFinding, ...] = ()
+    needed: int | None = None
 
     @property
     def sent_bytes(self) -> float:

@@ -8,8 +8,8 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Candidate
 from jaxmem.scheduling.search.result import ReportedTrial, best_of, by_peak
 
-# Of the budget, by which to stay below what was refused at the end. The compiler does
-# not say what would do, and no measurement does either: four tries go down by a fifth.
+# Of the budget, by which to stay below what was refused at the end, where the compiler
+# does not say what it needs: four tries go down by a fifth.
 _REFUSED = 0.05
 
 
@@ -52,6 +52,8 @@ class Trials:
         assert self.budget is not None
         if math.isfinite(settled.peak):
             self.excess = int(settled.peak - found.peak)
+        elif settled.needed is not None and settled.needed > self.budget:
+            self.excess = int(settled.needed - found.peak)
         else:
             more = int(_REFUSED * self.budget)
             self.excess = int(self.budget - found.peak) + more
