@@ -52,12 +52,15 @@ INPUT = ("decoder_layer_input",)
 # Of libtpu, as the recipes group them, but for three that it has no longer.
 _VMEM = {"xla_tpu_scoped_vmem_limit_kib": "98304"}
 _GATHERS = dict.fromkeys(
+    ("xla_tpu_overlap_compute_collective_tc", "xla_enable_async_all_gather"), "true"
+)
+# collectives in parts between those of products, which libtpu has for a v5e alone since
+# jax 0.12
+_IN_PARTS = dict.fromkeys(
     (
         "xla_tpu_enable_async_collective_fusion",
         "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
         "xla_tpu_enable_async_collective_fusion_multiple_steps",
-        "xla_tpu_overlap_compute_collective_tc",
-        "xla_enable_async_all_gather",
     ),
     "true",
 )
@@ -98,6 +101,7 @@ _V5P = {
     "xla_enable_async_collective_permute": "true",
     "xla_tpu_enable_ag_backward_pipelining": "true",
 }
+_V5E = _GATHERS | _IN_PARTS | _DATA
 _OVERLAPPED = _VMEM | _GATHERS | _DATA | _SCATTERS | _OFFLOADS
 _LARGE = {"blocks": 2048, "one_pass": True}
 _GPU = {
@@ -214,12 +218,12 @@ STEPS: Mapping[str, Published] = {
         flops=328e12,
     ),
     "MaxText's 16B, 256 chips, 6 x 2048": Published(
-        Recipe("tpu-v5e", 256, MAXTEXT_16B, 6, 2048, options=_GATHERS | _DATA),
+        Recipe("tpu-v5e", 256, MAXTEXT_16B, 6, 2048, options=_V5E),
         _MAXTEXT + "tpu/v5e",
         flops=120e12,
     ),
     "MaxText's 32B, 256 chips, 4 x 2048": Published(
-        Recipe("tpu-v5e", 256, MAXTEXT_32B, 4, 2048, options=_GATHERS | _DATA),
+        Recipe("tpu-v5e", 256, MAXTEXT_32B, 4, 2048, options=_V5E),
         _MAXTEXT + "tpu/v5e",
         flops=132e12,
     ),
