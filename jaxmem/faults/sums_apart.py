@@ -5,7 +5,7 @@ is summed over the devices in each iteration. It is there on GPUs and TPUs alone
 CPUs XLA does not move that sum.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxmem import _compat
 from jaxmem.faults.finders.table_sums import loops_of_tables
 from jaxmem.faults.table import SUMS_OF_TABLES
 from jaxmem.faults.versions import standing
-from jaxmem.ir import jaxprs
+from jaxmem.ir.other_forms import in_other_forms
 
 WHAT_IS_DONE = (
     "the gradient of a table that a loop adds up is kept apart from the sum by a "
@@ -32,7 +32,8 @@ def with_sums_apart(closed, sharded: bool):
       sharded: whether it may run on several devices: on one nothing is lost.
     """
     scatters = _lost(closed, sharded)
-    return _apart(closed, scatters) if scatters else closed
+    forms = {key: _added if direct else _kept_apart for key, direct in scatters.items()}
+    return in_other_forms(closed, forms) if forms else closed
 
 
 def has_sums_apart(closed, sharded: bool) -> bool:
@@ -54,28 +55,16 @@ def _lost(closed, sharded: bool) -> dict[int, bool]:
     return {id(eqn): direct for eqn, direct in loops_of_tables(closed)}
 
 
-def _apart(closed, scatters: Mapping[int, bool]):
-    def rule(eqn, args: list) -> list[Any] | None:
-        if id(eqn) in scatters:
-            return [_added(eqn, args) if scatters[id(eqn)] else _kept_apart(eqn, args)]
-        inside = jaxprs.bodies(eqn)
-        if not any(id(e) in scatters for body in inside for e in jaxprs.walk(body)):
-            return None
-        bodies = (_compat.ClosedJaxpr(*jaxprs.split(body)) for body in inside)
-        return jaxprs.rebind(eqn, args, [_apart(body, scatters) for body in bodies])
-
-    return jaxprs.rewritten(closed, rule)
-
-
-def _kept_apart(eqn, args: list) -> Any:
+def _kept_apart(eqn, args: list) -> list[Any]:
     """A scatter-add into zeros, behind a barrier."""
     (table,) = _compat.bind(eqn, args)
     hold, same = lax.optimization_barrier, lambda x: x
     choose = partial(lax.platform_dependent, default=same)
-    return choose(table, cuda=hold, rocm=hold, tpu=hold)
+    return [choose(table, cuda=hold, rocm=hold, tpu=hold)]
 
 
-def _added(eqn, args: list) -> Any:
+def _added(eqn, args: list) -> list[Any]:
     """A scatter-add into the sum so far, as one into zeros that is added to it."""
     total, *rows = args
-    return total + _kept_apart(eqn, [jnp.zeros_like(total), *rows])
+    (apart,) = _kept_apart(eqn, [jnp.zeros_like(total), *rows])
+    return [total + apart]

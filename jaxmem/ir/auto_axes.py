@@ -21,7 +21,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.flatten import full_spec, is_explicit
+from jaxmem.ir.flatten import full_spec
+from jaxmem.ir.jaxprs import is_explicit
 from jaxmem.ir.placements.rules import same_axis
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.shards import Names, Spec, names_of, said_by, with_auto

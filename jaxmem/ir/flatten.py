@@ -7,6 +7,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir.jaxprs import is_explicit
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.scans import barrier, is_var
 from jaxmem.ir.types import ClosedJaxpr, JaxprEqn
@@ -73,12 +74,6 @@ def constrained(values: Sequence[Any], shardings: Sequence[Any] | None) -> list[
 def _is_asked(sharding: Any) -> bool:
     """Whether a sharding is one, and not part of its array's type already."""
     return isinstance(sharding, jax.sharding.Sharding) and not is_explicit(sharding)
-
-
-def is_explicit(sharding: Any) -> bool:
-    """Whether it is on a mesh whose axes are part of arrays' types."""
-    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
-    return jax.sharding.AxisType.Explicit in kinds
 
 
 def typed_sharding(x: Any) -> Any:

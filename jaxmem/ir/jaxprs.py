@@ -103,12 +103,13 @@ def keeps_sharding(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name != "reshard":
         return False
     before, after = (v.aval.sharding for v in (*eqn.invars, *eqn.outvars))
-    return before == after or not (_is_explicit(before) or _is_explicit(after))
+    return before == after or not (is_explicit(before) or is_explicit(after))
 
 
-def _is_explicit(sharding: Any) -> bool:
-    """Whether a type says how an array is sharded."""
-    return AxisType.Explicit in sharding.mesh.axis_types
+def is_explicit(sharding: Any) -> bool:
+    """Whether it is on a mesh whose axes are part of arrays' types."""
+    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+    return AxisType.Explicit in kinds
 
 
 def walk(body: Body) -> Iterator[Any]:

@@ -16,8 +16,7 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.ir.flatten import is_explicit
-from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.jaxprs import is_explicit, is_var
 from jaxmem.ir.placements.labels import Labels, constraint
 from jaxmem.ir.scans import kept_size, size_of, split
 from jaxmem.ir.types import Atom, Body, JaxprEqn, Var

@@ -16,12 +16,12 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.auto_axes import ExplicitTypes, explicit_types, without_types
 from jaxmem.ir.flatten import (
     constrained,
-    is_explicit,
     is_usual_memory,
     opened,
     typed_sharding,
     why_closed,
 )
+from jaxmem.ir.jaxprs import is_explicit
 from jaxmem.ir.scans import is_var
 
 Leaves = tuple[Any, ...]  # a sharding for each array; None where none is named

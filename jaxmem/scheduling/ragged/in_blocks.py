@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from jaxmem import _compat
 from jaxmem.chips import is_gpu, is_timed, rates_of
 from jaxmem.cost.ragged_blocks import blocks_of
-from jaxmem.ir import jaxprs, primitives
+from jaxmem.ir import jaxprs
+from jaxmem.ir.other_forms import in_other_forms
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.ragged import is_ragged
 from jaxmem.ir.ragged_blocks import RowBlocks, in_blocks
 from jaxmem.ir.scans import size_of
-from jaxmem.ir.shard_maps import done_inside
 from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling.plan.rows import Description
@@ -47,11 +46,16 @@ class RaggedInBlocks(Pass[RaggedBlocks, Forms]):
             yield found
 
     def apply(self, level: Level, rewrite: Forms) -> Any:
-        return _rewritten(level.jaxpr, rewrite)
+        forms = {key: partial(_in_blocks, blocks) for key, blocks in rewrite.items()}
+        return in_other_forms(level.jaxpr, forms)
 
     def describe(self, rewrite: Forms, target: str) -> Description:
         del target
         return Description(notes=(_done(len(rewrite)),))
+
+
+def _in_blocks(blocks: RowBlocks, eqn, args: list) -> list[Any]:
+    return [in_blocks(eqn, args, blocks)]
 
 
 def _done(count: int) -> str:
@@ -81,18 +85,3 @@ def _forms(
         elif not has_level(eqn):
             for inner in filter(_any_ragged, jaxprs.bodies(eqn)):
                 yield from _forms(inner, target, shardings.body(eqn))
-
-
-def _rewritten(closed, forms: Forms):
-    def rule(eqn, args: list) -> list[Any] | None:
-        if id(eqn) in forms:
-            return [in_blocks(eqn, args, forms[id(eqn)])]
-        inside = jaxprs.bodies(eqn)
-        if not any(id(e) in forms for body in inside for e in jaxprs.walk(body)):
-            return None
-        if primitives.is_shard_map(eqn):
-            return done_inside(eqn, args, partial(_rewritten, forms=forms))
-        bodies = (_compat.ClosedJaxpr(*jaxprs.split(body)) for body in inside)
-        return jaxprs.rebind(eqn, args, [_rewritten(body, forms) for body in bodies])
-
-    return jaxprs.rewritten(closed, rule)
