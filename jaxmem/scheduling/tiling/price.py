@@ -1,6 +1,6 @@
 """What a region of a list of equations saves in tiles, and what it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,19 @@ def figures_of(live: LiveBytes, region: Region) -> Figures:
         total = sum_bytes(live.graph.eqns[i], v, live.shardings)
         more[at[0] : i] += total
         more[i : live.death[v]] += total - live.sizes[v]
+    for v in _written(live, region, own):
+        more[at[0] : live.death[v]] += live.graph.size(v)
     after = live.whole - less + more
     figures = inside[at].max(), live.whole[at].max(), after[at].max()
     return Figures(*map(int, figures))
+
+
+def _written(live: LiveBytes, region: Region, own: Collection[Any]) -> Iterator[Any]:
+    """What parts write to memory for others, and what was fused into these before."""
+    for i in region.eqns:
+        for v in live.graph.eqns[i].outvars:
+            if not (v in own or v in live.sizes or region.is_sum(i)):
+                yield v
 
 
 def seconds(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxmem.chips import get_target
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Choice
@@ -139,6 +140,9 @@ def _cuts(
     """Configurations that make other numbers of tiles, from the largest limit on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, choice, kept)
+    memory = get_target(step.target).memory_bytes
+    if memory is not None:  # what runs at one time in more than that cannot fit
+        limit = min(limit, 2 * memory)
     for _ in range(_HALVINGS):
         limit //= 2
         cuts = cuts_to(limit)

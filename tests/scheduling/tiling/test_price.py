@@ -11,9 +11,10 @@ import pytest
 from jaxmem.chips import rates_of
 from jaxmem.cost import roofline
 from jaxmem.cost.kernel import Product
+from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir.placements import SUM, Placements, Shard, at
-from jaxmem.scheduling.tiling.price import seconds
-from jaxmem.scheduling.tiling.regions import Region
+from jaxmem.scheduling.tiling.price import figures_of, seconds
+from jaxmem.scheduling.tiling.regions import Region, RegionGraph, find
 
 SDS = jax.ShapeDtypeStruct
 WIDTH, VOCABULARY, ROWS = 4096, 131_072, 2**17
@@ -150,3 +151,30 @@ def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
     work = 8 * tiles_of(256, 8, 8)
     whole = work + starts + rates.launch
     price(16, work / 16 + starts)
+
+
+def test_what_parts_write_for_others_has_bytes():
+    """Scaled scores are fused into what reads them; parts of a maximum write them."""
+
+    def softmax_sum(q, k, v):
+        scores = 0.5 * (q @ k.T)
+        most = scores.max(-1, keepdims=True)
+        return jnp.exp(scores - most) @ v
+
+    q, k = SDS((64, 8), jnp.float32), SDS((256, 8), jnp.float32)
+    closed = jax.make_jaxpr(softmax_sum)(q, k, k)
+    graph = RegionGraph(closed)
+    live = LiveBytes(graph)
+    named = {e.primitive.name: i for i, e in enumerate(graph.eqns)}
+    over_keys = find(graph, graph.eqns[named["reduce_max"]].invars[0], 1, 4)
+    # the maximum is there once it is whole: what is behind it is no part of the region
+    assert named["reduce_max"] in over_keys.eqns
+    assert named["exp"] not in over_keys.eqns
+    (scores,) = (v for v in graph.eqns[named["reduce_max"]].invars)
+    assert scores not in live.sizes
+    figures = figures_of(live, over_keys)
+    assert figures.after >= graph.size(scores)
+    # over queries nothing is written but what comes out
+    over_queries = find(graph, scores, 0, 4)
+    assert named["exp"] in over_queries.eqns
+    assert figures_of(live, over_queries).after < graph.size(scores)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.steps import tile_ways
 from jaxmem import estimate, schedule
 from jaxmem.scheduling import BudgetError, Plan
 from jaxmem.scheduling._choice import Choice
@@ -243,3 +244,15 @@ def test_lists_in_a_loop_run_in_tiles():
     for a, b in zip(got, want, strict=True):
         # float32: means of 4,096 terms that are added up in another order
         np.testing.assert_allclose(a, b, rtol=2.0**-14, atol=2.0**-18)
+
+
+@pytest.mark.slow
+@needs_h100
+@pytest.mark.usefixtures("standard_jax")
+def test_a_layer_of_131072_tokens_fits_an_h100():
+    """Its scores take 1 TiB, and six halvings of that are more than the chip has."""
+    made = tile_ways.STEPS["one layer, 1 x 131,072"]("plain")
+    how = {"target": "h100", "donate_argnums": made.donate, "progress": False}
+    plan = schedule(made.step, "41.4GiB", **how).plan(*made.args)
+    assert plan.scheduled.peak_bytes <= 41.4 * 2**30
+    assert len(plan.tried) <= 8
