@@ -22,7 +22,7 @@ def capacity_notes(closed: ClosedJaxpr, report: MemoryReport | None) -> Iterator
     """A sentence for each number of rows that a device has for tokens of others.
 
     Args:
-      closed: the step as it was given.
+      closed: the original step.
       report: of the scheduled step; its bytes at the peak are told.
     """
     maps = filter(primitives.is_shard_map, _forward(closed))
