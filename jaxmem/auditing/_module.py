@@ -89,21 +89,38 @@ class Module:
         """Whether it is what a TPU's asynchronous fusion hands to the next one.
 
         Such fusions are the start, the middle and the end of a collective, and all of
-        them name its source and its target as outputs.
+        them name its source and its target as outputs. Loops may stand between them.
         """
-        made = self.hlo.instruction(value.name)
         loop = self._loop_of(value)
-        if loop is not None:  # that such fusions stand in, between the two
-            given = self.flow.value(self.hlo.roots[loop.called[0]], value.index)
-            handed = None if given in (None, value.key) else self.values.get(given)
-            return handed is not None and self.passes_on(handed)
+        if loop is not None:
+            return self._returns(loop, value.index)
+        return self._handed(value.key) is not None
+
+    def _returns(self, loop: Instruction, index: tuple[int, ...]) -> bool:
+        """Whether a loop's body hands on what it is given at a place."""
+        body = self.hlo.body(loop.called[0])
+        given = next(one.name for one in body if one.opcode == "parameter"), index
+        key = self.flow.value(self.hlo.roots[loop.called[0]], index)
+        while key is not None and key != given:
+            key = self._handed(key)
+        return key is not None
+
+    def _handed(self, key: Key) -> Key | None:
+        """The value that such a fusion, or a loop of them, hands on as this one."""
+        name, index = key
+        made = self.hlo.instruction(name)
+        if made is not None and made.opcode == "while":
+            given = self._returns(made, index)
+            return self.flow.value(made.operands[0], index) if given else None
         if made is None or made.opcode != "fusion":
-            return False
+            return None
         if "async" not in f"{made.name} {' '.join(made.called)}":
-            return False
+            return None
         found = _PASSED.search(made.attributes)
-        places = _ALIAS.findall(found[1]) if found else ()
-        return any(integers(place) == value.index for place, _, _ in places)
+        for place, number, inner in _ALIAS.findall(found[1]) if found else ():
+            if integers(place) == index:
+                return self.flow.value(made.operands[int(number)], integers(inner))
+        return None
 
     def is_carried_twice(self, old: BufferValue, new: BufferValue) -> bool:
         """Whether a loop begins with one value at both places, and makes one of both.
