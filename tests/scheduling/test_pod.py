@@ -8,6 +8,7 @@ import pytest
 import jaxmem
 from benchmarks.pod import products
 from benchmarks.steps.pod import FSDP, LLAMA, step_of
+from jaxmem.scheduling.recompute.residuals import Recompute
 from tests.memory.test_estimate import AVAILABLE
 
 GIB = 2**30
@@ -37,3 +38,19 @@ def test_layers_of_70b_parameters_in_a_budget(chip, budget, standard_jax):
         assert plain.peak_bytes > budget
         # a weight more is gathered in the first layers, and no activation
         assert found.report.sent_bytes < 1.3 * plain.sent_bytes
+
+
+@pytest.mark.slow
+def test_residuals_on_the_host_are_sent_to_no_other_device(standard_jax):
+    """XLA would gather what they multiply, where it may choose their shards."""
+    if "h100" not in AVAILABLE:
+        pytest.skip("its compiler is not here")
+    made, checkpoint = fewer_layers("h100"), fewer_layers("h100", write=jax.checkpoint)
+    how = {"target": "h100", "donate_argnums": 0}
+    want = jaxmem.estimate(checkpoint.step, *checkpoint.args, **how)
+    how |= {"offload": True, "quick": True, "progress": False}
+    step = jaxmem.schedule(made.step, int(0.97 * want.peak_bytes), **how)
+    found = step.find(made.args, {})
+    assert found.choice.get(Recompute).offload is not None
+    assert found.report.sent_bytes <= want.sent_bytes
+    assert found.report.seconds < want.seconds
