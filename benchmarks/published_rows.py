@@ -191,8 +191,8 @@ ROWS: dict[str, PublishedRow] = {
         recipe_says="layers checkpointed, AdamW in float32",
         plain=lambda: pi0.lora_step(adamw(1e-4), 32),
         budget="12GB",
-        differs="Frozen parameters in bfloat16, the trained ones in float32; moments "
-        "of ours in 8 bits.",
+        differs="Frozen parameters in bfloat16, the trained ones in float32; with "
+        "`schedule`, moments in 8 bits.",
     ),
     "Llama-3.1-8B, 65,536 tokens, 64 v5p": _ring(2**16, 50.2),
     "Llama-3.1-8B, 262,144 tokens, 64 v5p": _ring(2**18, 49.2),
