@@ -45,7 +45,7 @@ def figures_of(live: LiveBytes, region: Region) -> Figures:
         more[at[0] : i] += total
         more[i : live.death[v]] += total - live.sizes[v]
     for v in _written(live, region, own):
-        more[at[0] : live.death[v]] += live.graph.size(v)
+        more[at[0] : live.death[v]] += live.shardings.bytes_of(v)
     after = live.whole - less + more
     figures = inside[at].max(), live.whole[at].max(), after[at].max()
     return Figures(*map(int, figures))
