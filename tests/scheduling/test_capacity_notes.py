@@ -11,6 +11,7 @@ from benchmarks.models.moe import BOTH, DATA, EXPERT, gelu_mlp, mapped, ragged_s
 from benchmarks.steps.devices import placed
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.plan.capacity import capacity_notes
+from tests.memory.test_estimate import needs_tpu
 
 TOKENS = 512
 ROWS = 4 * TOKENS * 2  # tokens of four devices, for two experts each
@@ -55,6 +56,7 @@ def test_room_for_every_choice_is_told(mesh):
     assert "1,024 are used" in note and "1,280 rows" in note and "69% smaller" in note
 
 
+@needs_tpu
 def test_bytes_are_those_of_the_compiled_step(mesh):
     step, args = step_on(mesh, EXPERT)
     report = jaxmem.estimate(step, *args, target="tpu-v5e", donate_argnums=0)
