@@ -41,9 +41,12 @@ class Flow:
                 return False  # the body itself
         if made is None or made.opcode != "while":
             return False
-        body = self.hlo.body(made.called[0])
-        argument = next(one.name for one in body if one.opcode == "parameter")
-        return (argument, index) not in self.values
+        return (self.argument(made), index) not in self.values
+
+    def argument(self, loop: Instruction) -> str:
+        """The name of what the body of a loop is given."""
+        body = self.hlo.body(loop.called[0])
+        return next(one.name for one in body if one.opcode == "parameter")
 
     def leaves(self, name: str) -> list[Key]:
         """The values of an instruction's result, one for each array."""

@@ -98,8 +98,7 @@ class Module:
 
     def _returns(self, loop: Instruction, index: tuple[int, ...]) -> bool:
         """Whether a loop's body hands on what it is given at a place."""
-        body = self.hlo.body(loop.called[0])
-        given = next(one.name for one in body if one.opcode == "parameter"), index
+        given = self.flow.argument(loop), index
         key = self.flow.value(self.hlo.roots[loop.called[0]], index)
         while key is not None and key != given:
             key = self._handed(key)

@@ -103,3 +103,8 @@ class _Written:
 
 
 NO_CHOICE = Choice(compared=False)
+
+
+def counted(count: int) -> str:
+    """So many choices, in words."""
+    return f"{count} {'choice' if count == 1 else 'choices'}"

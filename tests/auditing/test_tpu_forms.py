@@ -58,10 +58,8 @@ def test_a_value_that_is_put_together_of_parts(seen, first, found):
     assert rules == ({"shared_bytes"} if found else set())
 
 
-# a loop in which another one hands on what it was given, and adds to what it was not
-LOOPS = """HloModule loops, is_scheduled=true
-
-%test.1 (p1: (s32[], f32[256], f32[256])) -> pred[] {
+# three iterations over a counter and two arrays, up to what the body makes of these
+COUNTED = """%test.1 (p1: (s32[], f32[256], f32[256])) -> pred[] {
   %p1 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
   %i1 = s32[] get-tuple-element(%p1), index=0
   %n1 = s32[] constant(3)
@@ -73,6 +71,11 @@ LOOPS = """HloModule loops, is_scheduled=true
   %j1 = s32[] get-tuple-element(%q1), index=0
   %one1 = s32[] constant(1)
   %next1 = s32[] add(%j1, %one1)
+"""
+# a loop in which another one hands on what it was given, and adds to what it was not
+LOOPS = (
+    f"HloModule loops, is_scheduled=true\n\n{COUNTED}"
+    + """\
   %kept1 = f32[256]{0} get-tuple-element(%q1), index=1
   %sum1 = f32[256]{0} get-tuple-element(%q1), index=2
   %more1 = f32[256]{0} add(%sum1, %kept1)
@@ -92,6 +95,7 @@ ENTRY %main (a: f32[256], s: f32[256], z: s32[]) -> (f32[256], f32[256]) {
   ROOT %r = (f32[256]{0}, f32[256]{0}) tuple(%sums, %also)
 }
 """
+)
 LOOP_PLACES = """BufferAssignment:
 allocation 0: size 1024, parameter 0, shape |f32[256]| at ShapeIndex {}:
  value: <0 a @0> (size=1024,offset=0): f32[256]{0}
@@ -132,25 +136,14 @@ def test_what_a_loop_hands_on_is_its_operand():
 
 
 # a loop that begins with one value at two places, and makes one of both
-TWICE = """HloModule twice, is_scheduled=true
-
-%test.2 (p2: (s32[], f32[256], f32[256])) -> pred[] {
-  %p2 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
-  %i2 = s32[] get-tuple-element(%p2), index=0
-  %n2 = s32[] constant(3)
-  ROOT %less2 = pred[] compare(%i2, %n2), direction=LT
-}
-
-%body.2 (q2: (s32[], f32[256], f32[256])) -> (s32[], f32[256], f32[256]) {
-  %q2 = (s32[], f32[256]{0}, f32[256]{0}) parameter(0)
-  %j2 = s32[] get-tuple-element(%q2), index=0
-  %one2 = s32[] constant(1)
-  %next2 = s32[] add(%j2, %one2)
-  %left2 = f32[256]{0} get-tuple-element(%q2), index=1
-  %right2 = f32[256]{0} get-tuple-element(%q2), index=2
-  %both2 = f32[256]{0} add(%left2, %right2)
-  %made2 = f32[256]{0} negate(%both2)
-  ROOT %t2 = (s32[], f32[256]{0}, f32[256]{0}) tuple(%next2, %made2, %made2)
+TWICE = (
+    f"HloModule twice, is_scheduled=true\n\n{COUNTED}"
+    + """\
+  %left1 = f32[256]{0} get-tuple-element(%q1), index=1
+  %right1 = f32[256]{0} get-tuple-element(%q1), index=2
+  %both1 = f32[256]{0} add(%left1, %right1)
+  %made1 = f32[256]{0} negate(%both1)
+  ROOT %t1 = (s32[], f32[256]{0}, f32[256]{0}) tuple(%next1, %made1, %made1)
 }
 
 ENTRY %main (a: f32[256], z: s32[]) -> f32[256] {
@@ -159,33 +152,34 @@ ENTRY %main (a: f32[256], z: s32[]) -> f32[256] {
   %old = f32[256]{0} negate(%a)
   %other = f32[256]{0} exponential(%a)
   %t = (s32[], f32[256]{0}, f32[256]{0}) tuple(%z, %old, %SECOND)
-  %loop = (s32[], f32[256]{0}, f32[256]{0}) while(%t), condition=%test.2, body=%body.2
+  %loop = (s32[], f32[256]{0}, f32[256]{0}) while(%t), condition=%test.1, body=%body.1
   %first = f32[256]{0} get-tuple-element(%loop), index=1
   %second = f32[256]{0} get-tuple-element(%loop), index=2
   ROOT %r = f32[256]{0} add(%first, %second)
 }
 """
+)
 TWICE_PLACES = """BufferAssignment:
 allocation 0: size 1024, parameter 0, shape |f32[256]| at ShapeIndex {}:
  value: <0 a @0> (size=1024,offset=0): f32[256]{0}
 allocation 1: size 4, parameter 1, shape |s32[]| at ShapeIndex {}:
  value: <1 z @0> (size=4,offset=0): s32[]
- value: <2 q2{0} (phi) @0> (size=4,offset=0): s32[]
- value: <3 p2{0} (phi) @0> (size=4,offset=0): s32[]
- value: <4 next2 @0> (size=4,offset=0): s32[]
+ value: <2 q1{0} (phi) @0> (size=4,offset=0): s32[]
+ value: <3 p1{0} (phi) @0> (size=4,offset=0): s32[]
+ value: <4 next1 @0> (size=4,offset=0): s32[]
  value: <5 loop{0} (phi) @0> (size=4,offset=0): s32[]
 allocation 2: size 4096, preallocated-temp:
  value: <6 old @0> (size=1024,offset=0): f32[256]{0}
- value: <7 p2{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
- value: <8 p2{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
- value: <9 q2{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
- value: <10 q2{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
- value: <11 made2 @0> (size=1024,offset=0): f32[256]{0}
+ value: <7 p1{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <8 p1{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <9 q1{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <10 q1{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
+ value: <11 made1 @0> (size=1024,offset=0): f32[256]{0}
  value: <12 loop{1} (phi) @0> (size=1024,offset=0): f32[256]{0}
  value: <13 loop{2} (phi) @0> (size=1024,offset=0): f32[256]{0}
- value: <14 both2 @0> (size=1024,offset=1024): f32[256]{0}
+ value: <14 both1 @0> (size=1024,offset=1024): f32[256]{0}
  value: <15 other @0> (size=1024,offset=2048): f32[256]{0}
- value: <16 less2 @0> (size=1,offset=3072): pred[]
+ value: <16 less1 @0> (size=1,offset=3072): pred[]
 allocation 3: size 1024, maybe-live-out:
  value: <17 r @0> (size=1024,offset=0): f32[256]{0}
 """

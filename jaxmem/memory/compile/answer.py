@@ -1,6 +1,5 @@
 """What a compile has left in its folder, read: bytes, texts, errors."""
 
-import math
 import os
 import pickle
 import re
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxmem._bytes import parse_bytes
 from jaxmem.chips import compiler_versions
 from jaxmem.memory.buffers.assignment import assigned_bytes
 
@@ -35,9 +35,8 @@ class DoesNotFit(CompileError):
         found = _USED.search(str(self))
         if found is None:
             return None
-        return math.ceil(
-            (float(found[1]) + 0.005) * 2 ** (10 * "KMG".index(found[2]) + 10)
-        )
+        # what was rounded down may be half of that more
+        return parse_bytes(f"{float(found[1]) + 0.005}{found[2]}iB")
 
 
 def read_answer(

@@ -12,6 +12,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import is_transposed
 from jaxmem.ir.ragged import groups, is_ragged
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import names_of
 from jaxmem.ir.types import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxmem.memory import MemoryReport, format_bytes
 
@@ -66,14 +67,14 @@ def _shared_rows(eqn: JaxprEqn) -> Iterator[tuple[int, int]]:
     shards = _devices_of_axes(eqn, body)
     makers = {v: e for e in body.eqns for v in e.outvars}
     for product in filter(is_ragged, body.eqns):
-        rows, matrices = (v.aval.shape for v in product.invars[:2])
         numbers = product.params["ragged_dot_dimension_numbers"]
         (ragged,) = numbers.lhs_ragged_dimensions
         if not numbers.rhs_group_dimensions:  # a gradient of matrices: of these rows
             continue
-        sharing = shards.get((_origin(product.invars[1], makers), groups(product)), 1)
-        if sharing > 1 and len(matrices) > 2:
-            yield rows[ragged], sharing
+        lhs, rhs = product.invars[:2]
+        sharing = shards.get((_origin(rhs, makers), groups(product)), 1)
+        if sharing > 1:
+            yield lhs.aval.shape[ragged], sharing
 
 
 def _origin(v: Any, makers: dict[Any, JaxprEqn]) -> Any:
@@ -91,6 +92,6 @@ def _devices_of_axes(eqn: JaxprEqn, body: Jaxpr) -> dict[tuple[Any, int], int]:
     mesh, found = eqn.params["mesh"], {}
     for v, spec in zip(body.invars, eqn.params["in_specs"], strict=True):
         for length, names in zip(v.aval.shape, spec, strict=False):
-            names = (names,) if isinstance(names, str) else names or ()
-            found[v, length] = math.prod(mesh.shape[name] for name in names)
+            sizes = (mesh.shape[name] for name in names_of(names))
+            found[v, length] = math.prod(sizes)
     return found

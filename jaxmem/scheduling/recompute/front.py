@@ -233,8 +233,7 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     cuts = _cuts(space, config.rate)
     least = max(1, round(_SMALL * max((found.bytes for _, found in cuts), default=0)))
     order = (in_order(pair, found.variables, space.target) for pair, found in cuts)
-    ordered = (map(kept_size, variables) for variables in order)
-    large = ([size for size in sizes if size >= least] for sizes in ordered)
+    large = ([n for n in map(kept_size, one) if n >= least] for one in order)
     sums = map(itertools.accumulate, large)
     layers = [_layer_seconds(space, *one) for one in cuts]
     for most in sorted(set(itertools.chain.from_iterable(sums))):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxmem.memory import CompileError, DoesNotFit, MemoryReport, Pending
-from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._choice import Choice, counted
 
 _TIMEOUT = 600.0  # seconds for one compile
 
@@ -110,8 +110,7 @@ class Compiles:
         """A sentence for what the compiler failed on, if anything."""
         if not self.refused:
             return ()
-        count, first = len(self.refused), next(iter(self.refused.values()))
-        choices = f"{count} {'choice' if count == 1 else 'choices'}"
+        choices, first = counted(len(self.refused)), next(iter(self.refused.values()))
         return (f"the compiler failed on {choices}, which could not be taken: {first}",)
 
     def _result(self, pending: Pending) -> MemoryReport | None:

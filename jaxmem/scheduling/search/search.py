@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling import _passes
+from jaxmem.scheduling._choice import counted
 from jaxmem.scheduling._searched import Searched, SearchedStep
 from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
 from jaxmem.scheduling.search.driver import Driver
@@ -80,10 +81,9 @@ def _not_taken(trials: Trials) -> Iterator[str]:
     """A sentence on what was compiled and may compute something else, if anything."""
     wrong = [one for one in trials.tried if one.findings]
     if wrong:
-        choices = f"{len(wrong)} {'choice' if len(wrong) == 1 else 'choices'}"
         yield (
-            f"{choices} not taken, since what the compiler made of them may have wrong "
-            f"values, the first: {wrong[0].findings[0].what}"
+            f"{counted(len(wrong))} not taken, since what the compiler made of them "
+            f"may have wrong values, the first: {wrong[0].findings[0].what}"
         )
 
 
