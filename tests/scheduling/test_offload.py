@@ -24,8 +24,9 @@ from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.front import pareto_front
-from jaxmem.scheduling.recompute.residuals import Recompute, in_order
+from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import scans_in, space_in, space_of
+from jaxmem.scheduling.recompute.to_host import in_order, sent_away
 from tests.memory.test_estimate import needs_h100
 from tests.memory.test_wrong_slices import offloaded
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
@@ -202,15 +203,55 @@ def test_rows_from_the_host_are_sharded_as_the_forward_pass_has_them():
         assert held[v].params["sharding"].spec[0] == "x"
 
 
-def test_a_tpu_sends_the_largest_and_a_gpu_the_earliest():
+def test_a_tpu_sends_the_largest_and_a_gpu_what_has_most_to_run_beside():
     (pair,) = scans_in(rewritten(*problem(), NO_CHOICE))
     found = {*pair.slots.values()}
-    early, large = (in_order(pair, found, chip) for chip in ("h100", "tpu-v5e"))
-    assert early != large and {*early} == {*large} == found
+    first, large = (in_order(pair, found, chip) for chip in ("h100", "tpu-v5e"))
+    assert first != large and {*first} == {*large} == found
     sizes = [kept_size(v) for v in large]
     assert sizes == sorted(sizes, reverse=True)
-    made = [pair.body.maker.get(v, -1) for v in early]
-    assert made == sorted(made)
+    # of an end of a layer, and so beside its rest or most of the next one
+    made = [pair.body.maker.get(v, -1) for v in first]
+    assert {min(made), max(made)} & {*made[:2]}
+
+
+def thirds(ws, x):
+    """Layers of three products each, what is kept of the last made at the end."""
+
+    def layer(x, w):
+        inner = jnp.sin(jnp.sin(x @ w[0]) @ w[1])
+        return x + jnp.sin(inner @ w[2]), None
+
+    return jnp.sum(jax.lax.scan(layer, x, ws)[0].astype(jnp.float32) ** 2)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_is_made_late_is_sent_beside_the_next_layer(reverse):
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    args = shape(4, 3, 32, 32), shape(4096, 32)
+    flip = lambda ws: ws[::-1] if reverse else ws
+    step = jax.grad(lambda ws, x: thirds(flip(ws), x))
+    (pair,) = scans_in(rewritten(step, args, NO_CHOICE))
+    about = pair, pair.slots.values(), 1, None
+    away = sent_away(*about, "h100")
+    assert away.later and away.later < away.variables
+    middle = max(pair.body.maker.get(v, -1) for v in away.variables - away.later)
+    assert all(pair.body.maker[v] > middle for v in away.later)
+    assert not sent_away(*about, "tpu-v5e").later
+
+
+@needs_h100
+def test_no_layer_waits_for_what_it_sends():
+    """XLA ends a copy to the host where the layer does, or the place is needed."""
+    rows, width = 4096, 16384
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+    args = shape(4, 3, width, width), shape(rows, width)
+    config = Recompute(offload=1, offload_most=2 * 2 * rows * width)
+    made = rewritten(jax.grad(thirds), args, Choice("h100", (config,)))
+    run = lambda *args: jaxprs.evaluate(made.jaxpr, list(args))
+    time = estimate(run, *args, target="h100").time
+    assert made.description.offloaded_bytes == 4 * config.offload_most
+    assert dict(time.by_bound).get("host", 0.0) < 0.01 * time.seconds
 
 
 def test_offload_needs_a_budget():

@@ -25,8 +25,9 @@ from jaxmem.scheduling.recompute.minimum_cut import (
     price_of,
 )
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
-from jaxmem.scheduling.recompute.residuals import Recompute, in_order, sent_away
+from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import SearchSpace
+from jaxmem.scheduling.recompute.to_host import in_order, sent_away
 from jaxmem.scheduling.recompute.unrolled import Unrolled
 from jaxmem.scheduling.recompute.unrolled_cut import (
     made_together,
@@ -240,8 +241,8 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
         sent = replace(config, offload=least, offload_most=most)
         gone, waited = 0.0, 0.0
         for (pair, found), took in zip(cuts, layers, strict=True):
-            away = sent_away(pair, found, sent, space.target)
-            row = sum(kept_size(v) / pair.shards(v) for v in away)
+            away = sent_away(pair, found.variables, least, most, space.target)
+            row = sum(kept_size(v) / pair.shards(v) for v in away.variables)
             gone += pair.length * row
             waited += pair.length * _waited(space, took, row)
         if gone > space.offload:

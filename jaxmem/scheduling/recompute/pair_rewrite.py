@@ -14,6 +14,7 @@ from jaxmem.ir.part_marks import innermost_operations
 from jaxmem.ir.scans import is_mask, is_var, size_of, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
+from jaxmem.scheduling.recompute.to_host import Offloaded
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class PairRewrite:
     stays: dict[int, Any]  # the same of residuals that are stacked as before
     # variables of the forward body that are stacked in their place
     instead: tuple[Any, ...]
-    offloaded: frozenset[Any]  # those of them that wait in the host's memory
+    away: Offloaded  # those of them that wait in the host's memory
     layers: int  # in how many of the layers, the first of the forward scan
 
     @property
@@ -39,7 +40,7 @@ class PairRewrite:
     @property
     def sent(self) -> list[Any]:
         """Those of what is kept instead that go to the host's memory."""
-        return [v for v in self.instead if v in self.offloaded]
+        return [v for v in self.instead if v in self.away.variables]
 
     @property
     def known(self) -> set[Any]:
@@ -65,7 +66,7 @@ class PairRewrite:
     def described(self) -> Iterator[tuple[Any, Any, str, int, int]]:
         """(aval, equation, words, 1, shards) of stacks saved; -1: kept instead."""
         carried = {x.slot for x in self.loop_carried}
-        here = [v for v in self.instead if v not in self.offloaded]
+        here = [v for v in self.instead if v not in self.away.variables]
         instead = [v for v in here if not is_mask(v)]
         for slot, v in self.slots.items():
             like = [w for w in instead if size_of(w) == size_of(v)]
@@ -82,7 +83,7 @@ class PairRewrite:
 
     @property
     def offloaded_bytes(self) -> int:
-        return round(self.layers * self.pair.kept_on_device(self.offloaded))
+        return round(self.layers * self.pair.kept_on_device(self.away.variables))
 
     @property
     def recomputed(self) -> list[tuple[Any, int]]:
@@ -95,7 +96,7 @@ class PairRewrite:
         return self.body.eqns[self.body.maker[v]] if v in self.body.maker else None
 
     def _words(self, loop_carried: bool, v) -> str:
-        if v in self.offloaded:
+        if v in self.away.variables:
             return "itself, from the host's memory"
         if v in self.instead:
             return "itself in bits"

@@ -14,19 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.chips import is_gpu
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.propagation import shardings_in
-from jaxmem.ir.scans import (
-    host_bytes,
-    is_mask,
-    is_var,
-    kept_size,
-    run_body,
-    scan_like,
-    split,
-)
+from jaxmem.ir.scans import is_mask, is_var, run_body, scan_like, split
 from jaxmem.ir.shard_labels import inner_shardings
 from jaxmem.ir.shards import InputShardings, Shardings, held
 from jaxmem.memory import format_bytes
@@ -42,6 +33,7 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     unpacked,
 )
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
+from jaxmem.scheduling.recompute.to_host import Offloaded, sent_away
 
 
 @dataclass(frozen=True)
@@ -93,10 +85,11 @@ def rewrites(
     """The pairs of scans in which something can be saved, at `price` or less."""
     for pair in pairs(closed, given):
         found = cut(pair, price)
-        away = sent_away(pair, found, config, target)
+        most = config.offload, config.offload_most
+        away = sent_away(pair, found.variables, *most, target)
         rewrite = rewrite_of(pair, found, pair.length, away)
         # what is sent to the host frees the device even where as much is kept
-        if found.cost < pair.bytes or rewrite.offloaded:
+        if found.cost < pair.bytes or rewrite.sent:
             yield rewrite
 
 
@@ -110,36 +103,11 @@ def rewrites_by_names(
             yield rewrite
 
 
-def sent_away(pair: Pair, found: Cut, config: Recompute, target: str) -> frozenset[Any]:
-    """What of a cut waits in the host's memory."""
-    if config.offload is None:
-        return frozenset()
-    large = [v for v in found.variables if kept_size(v) >= config.offload]
-    if config.offload_most is None:
-        return frozenset(large)
-    # another of the pair's rewrites may have sent some already
-    there = filter(is_var, pair.body.outvars)
-    sent, room = set(), config.offload_most - sum(map(host_bytes, there))
-    for v in in_order(pair, large, target):
-        if kept_size(v) <= room:
-            room -= kept_size(v)
-            sent.add(v)
-    return frozenset(sent)
-
-
-def in_order(pair: Pair, variables: Iterable[Any], target: str) -> list[Any]:
-    """Variables of the forward body in the order in which they go to the host."""
-    early = sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
-    if is_gpu(target):
-        # what is there early has most of the layer to run beside on its way
-        return early
-    # XLA for TPUs sends it beside all of the next layer: small arrays stay, as what is
-    # left of a budget allows
-    return sorted(early, key=kept_size, reverse=True)
-
-
 def rewrite_of(
-    pair: Pair, found: Cut, layers: int, offloaded: frozenset[Any] = frozenset()
+    pair: Pair,
+    found: Cut,
+    layers: int,
+    offloaded: Offloaded = Offloaded(),  # noqa: B008 - it is frozen
 ) -> PairRewrite:
     """What is recomputed in the first layers of a pair, where this is kept."""
     whole = layers == pair.length
@@ -147,7 +115,7 @@ def rewrite_of(
     for slot, v in pair.slots.items():
         # a mask is packed into bits, and what waits on the host is sent there: neither
         # can stay in the stack that JAX made
-        otherwise = (whole and is_mask(v)) or v in offloaded
+        otherwise = (whole and is_mask(v)) or v in offloaded.variables
         if v in found.variables and v not in stays.values() and not otherwise:
             stays[slot] = v
     slots = {slot: v for slot, v in pair.slots.items() if slot not in stays}
@@ -180,11 +148,13 @@ def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _KeptStack
     body = plan.body
 
     def step(carry, x):
+        before = dict(zip(plan.sent, carry[1], strict=True))
         inner = Values(body, body.inputs([*consts, *carry[0], *x]))
         outs = inner.all_outputs()
         kept = {v: packed(v, inner.env[v]) for v in plan.instead}
         here = [kept[v] for v in plan.sent]
-        kept |= zip(plan.sent, _moved(here, jax.memory.Space.Host), strict=True)
+        now = [(before if v in plan.away.later else kept)[v] for v in plan.sent]
+        kept |= zip(plan.sent, _moved(now, jax.memory.Space.Host), strict=True)
         return (outs[: len(init)], here), (outs[len(init) :], list(kept.values()))
 
     # the backward scan begins with the last layer's, which nobody has to fetch
@@ -209,13 +179,18 @@ def _run_backward(
 ) -> list:
     consts, init, xs = split(eqn, values)
     again = plan.evaluated
-    slices = given.slices | {v: x for v, x in stacks.items() if v not in plan.offloaded}
+    step_back = -1 if eqn.params["reverse"] else 1
+    slices = given.slices | {
+        v: x for v, x in stacks.items() if v not in plan.away.variables
+    }
 
     def step(carry, item):
         layer, inner, before = carry
         x, now = dict(item[0]), dict(zip(slices, item[1], strict=True))
-        following = layer - 1 if eqn.params["reverse"] else layer + 1
-        fetched = _fetched(plan, stacks, following)
+        following = layer + step_back
+        # of what is sent later, a layer's row is where that of the next one would be
+        places = [layer if v in plan.away.later else following for v in plan.sent]
+        fetched = _fetched(plan, stacks, places)
         now |= zip(plan.sent, before.fetched, strict=True)
         known = {v: x[slot] for slot, v in plan.stays.items()}
         now |= {v: unpacked(v, now[v]) for v in plan.instead}
@@ -236,14 +211,17 @@ def _run_backward(
     return [*ends, *ys]
 
 
-def _fetched(plan: PairRewrite, stacks: dict[Any, Any], layer) -> list[Any]:
+def _fetched(plan: PairRewrite, stacks: dict[Any, Any], places: list) -> list[Any]:
     """What waits of a layer: of one that comes next, so that no equation waits for it.
 
     XLA copies beside all that an iteration computes. The last iteration fetches its own
     row once more, which is dropped.
     """
     how = {"keepdims": False, "allow_negative_indices": False}
-    rows = [lax.dynamic_index_in_dim(stacks[v], layer, 0, **how) for v in plan.sent]
+    rows = [
+        lax.dynamic_index_in_dim(stacks[v], place, 0, **how)
+        for v, place in zip(plan.sent, places, strict=True)
+    ]
     rows = _moved(rows, jax.memory.Space.Device)
     # else XLA may spread them as the gradients of weights are, and gather what these
     # are multiplied by from all devices

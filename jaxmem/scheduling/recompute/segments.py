@@ -17,6 +17,7 @@ from jaxmem.ir.shards import InputShardings
 from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
+from jaxmem.scheduling.recompute.to_host import Offloaded
 
 Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ...
 
@@ -135,7 +136,7 @@ def _sizes(length: int) -> Iterator[Sizes]:
 
 def _in_one(pair: Pair, found: Cut) -> Segments | None:
     kept = found.variables
-    own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
+    own = dict(pair.slots), (), pair.fixed, kept, Offloaded(), pair.length
     carried = _carried(pair, kept)
     replayed = _replayed_by(pair, kept, carried)
     known = all(seconds(e, rates_of("cpu")) is not None for e in replayed)
