@@ -20,7 +20,7 @@ from jaxmem.scheduling.recompute.pairs import Pair
 
 @dataclass(frozen=True)
 class Offloaded:
-    """Variables of a forward body that wait in the host's memory.
+    """Variables of a forward body that are offloaded to the host.
 
     Attributes:
       variables: those.
@@ -38,7 +38,7 @@ def sent_away(
     most: Bytes | None,
     target: str,
 ) -> Offloaded:
-    """What of the variables that are kept waits in the host's memory.
+    """What of the variables that are kept is offloaded to the host.
 
     Args:
       pair: the scans.
