@@ -20,7 +20,7 @@ def fewer_layers(chip, **how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip, budget", [("h100", 22 * GIB), ("tpu-v5e", 7 * GIB)])
+@pytest.mark.parametrize("chip, budget", [("h100", 15 * GIB), ("tpu-v5e", 7 * GIB)])
 def test_layers_of_70b_parameters_in_a_budget(chip, budget, standard_jax):
     """Less is recomputed than by a checkpoint a layer, and the budget is used."""
     if chip not in AVAILABLE:
