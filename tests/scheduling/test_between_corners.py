@@ -9,10 +9,11 @@ import pytest
 from jaxmem.ir.scans import size_of, ys_of
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
-from jaxmem.scheduling.recompute.first_layers import in_some_layers
+from jaxmem.scheduling.recompute.first_layers import FirstLayers, in_some_layers
 from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import scans_in, space_of
+from tests.scheduling.test_budget import close
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
 L, ROWS, WIDTH = 3, 64, 16
@@ -77,12 +78,21 @@ def test_the_front_has_no_candidate_that_another_is_better_than(front):
     assert not once[0] and not once[-1]
 
 
-def test_layers_are_parted_between_corners_alone(front):
-    """What lies between them recomputes what the next one does not."""
+def test_layers_are_parted_where_the_first_do_all_that_the_others_do(front):
+    """Also where either does an operation once that its rate would recompute."""
+    fn, args = problem()
+    work = lambda found: sum(row.flops for row in found.description.recomputed)
     seen = set()
-    for rich, poor in itertools.pairwise(front):
-        beside = any(one.choice.get(Recompute).once for one in (rich, poor))
-        found = in_some_layers(rich, poor, L)
-        assert beside == (found is None)
-        seen.add(beside)
-    assert True in seen
+    for rich, poor in itertools.combinations(front, 2):
+        own = [made(one.choice.get(Recompute)) for one in (rich, poor)]
+        paths = [{row.path for row in one.description.recomputed} for one in own]
+        between = in_some_layers(rich, poor, L)
+        if between is None:
+            continue
+        first = between.first(1).choice.get(FirstLayers)
+        found, (few, many) = made(first), map(work, own)
+        assert paths[0] <= paths[1]
+        assert work(found) == pytest.approx(few + (many - few) / L)
+        close(fn, found.jaxpr, args)
+        seen |= {(bool(first.once), bool(first.others_once))}
+    assert {(False, True), (False, False)} <= seen

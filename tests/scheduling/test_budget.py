@@ -458,6 +458,16 @@ def test_the_fastest_by_the_compiled_steps_is_taken():
         assert answered(again, fake, fake.tried).seconds == best
 
 
+def test_what_keeps_less_is_tried_where_what_fits_takes_longer_than_predicted():
+    """As where layers wait for the host, which no prediction knows."""
+    step_seconds = {8000: 10.0, 6000: 11.0, 4000: 12.0, 2500: 14.0, 500: 19.0}
+    fake = Timed(step_seconds | {2500: 30.0})
+    assert fake.search(4050).seconds == 9.0
+    fake = Timed(step_seconds)
+    assert fake.search(4050).seconds == 4.0
+    assert min(trial.peak for trial in fake.tried) == 2600
+
+
 def test_candidates_that_are_off_as_their_like_are_not_compiled():
     """The first of them takes 15 s more than predicted; something takes 12.5 s."""
     best = Choice(configs=(Recompute(3.0, named=True),))

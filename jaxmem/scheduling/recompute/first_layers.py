@@ -26,7 +26,7 @@ from jaxmem.chips import is_gpu, is_timed, rates_of
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import run_body, scan_like, split
 from jaxmem.ir.shards import held
-from jaxmem.scheduling._choice import Choice, Rate
+from jaxmem.scheduling._choice import Choice, Labels, Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
@@ -69,6 +69,9 @@ class FirstLayers:
     rate: Rate | None = None
     fraction: Annotated[float, Range(0, 1)] = 0.0  # how many of the layers these are
     others: Rate | None = None  # as `Recompute.rate`, of the other layers
+    # as `Recompute.once`, of these layers and of the others
+    once: Labels = ()
+    others_once: Labels = ()
     # whether what all layers recompute is left where tiles can have it, so that the
     # first ones have none of it for what they do not keep: a `cond` has no tiles
     apart: bool = False
@@ -228,20 +231,27 @@ def in_some_layers(
     below, others = (one.choice.get(Recompute) for one in (poor, rich))
     cuts, own = (_cuts_of(one.choice) for one in (rich, poor))
     for_all = below.offload is not None or poor.choice.get(InSegments).sizes
-    # what lies between corners recomputes what the next corner does not
-    if layers == 1 or cuts != own or for_all or below.once or others.once:
+    if layers == 1 or cuts != own or for_all or not _does_all(below, others):
         return None
     gain, apart = poor.seconds - rich.seconds, any(one != type(one)() for one in own)
 
     def first(n: int) -> Candidate:
         fraction = n / layers
-        how = apart, below.reductions
-        config = FirstLayers(below.rate, fraction, others.rate, *how)
+        rates = below.rate, fraction, others.rate
+        how = below.once, others.once, apart, below.reductions
+        config = FirstLayers(*rates, *how)
         seconds = rich.seconds + fraction * gain + gathers(config) + handed_out
         choice = rich.choice.having(config, Recompute())
         return replace(rich, choice=choice, seconds=seconds)
 
     return Between(layers, first, gain - handed_out)
+
+
+def _does_all(below: Recompute, others: Recompute) -> bool:
+    """Whether one recomputes all that the other does, as first layers have to."""
+    if below.rate is None or (others.rate is not None and below.rate > others.rate):
+        return False
+    return {*below.once} <= {*others.once}
 
 
 def _cuts_of(choice: Choice) -> tuple[Any, ...]:
@@ -253,8 +263,9 @@ def rewrites(
     found: Iterable[Pair], config: FirstLayers, target: str
 ) -> Iterator[FirstLayersRewrite]:
     """What is done to pairs of scans in which something is saved."""
-    rates = config.rate, config.others
-    price, others = (price_at(rate, target, config.reductions) for rate in rates)
+    about = target, config.reductions
+    price = price_at(config.rate, *about, config.once)
+    others = price_at(config.others, *about, config.others_once)
     for pair in found:
         layers = round(config.fraction * pair.length)
         in_others = cut(pair, others)

@@ -9,7 +9,7 @@ front of their own: what a layer needs while it runs is another figure there.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jaxmem.chips import is_timed, rates_of
@@ -202,23 +202,43 @@ def _with_others(
         took = space.longer(other.seconds, whole - other.bytes)
         return replace(other, seconds=took)
 
+    def between(k: int, sets: Iterable[frozenset[str]]) -> Iterator[Candidate]:
+        ends = corners[k].seconds, corners[k + 1].seconds
+        found = map(recomputing, dict.fromkeys(one for one in sets if one not in made))
+        return (one for one in found if ends[0] < one.seconds < ends[1])
+
     for k, (rich, poor) in enumerate(itertools.pairwise(corners)):
         yield rich
-        found = [recomputing(one) for one in _one_apart(made, k) if one not in made]
-        found = [one for one in found if rich.seconds < one.seconds < poor.seconds]
-        found.sort(key=lambda one: (one.seconds, one.bytes))
-        inside = descending([rich, *found], least)[1:]
+        found = [*between(k, _one_apart(made, k))]
+        inside = _descending_from(rich, found, least)
+        own = [_operations(space, one.choice.get(Recompute)) for one in inside]
+        found += between(k, (one for o in own for one in _one_more(made, k, o)))
+        inside = _descending_from(rich, found, least)
         yield from (one for one in inside if one.bytes - poor.bytes > least)
     yield corners[-1]
 
 
 def _one_apart(made: Sequence[frozenset[str]], k: int) -> list[frozenset[str]]:
     """What a corner recomputes and one operation more, the next one and one less."""
-    later = (label for every in made[k + 1 :] for label in sorted(every))
-    more = [label for label in dict.fromkeys(later) if label not in made[k]]
-    above = [made[k] | {label} for label in more[:_BESIDE]]
     below = [made[k + 1] - {label} for label in sorted(made[k + 1])[:_BESIDE]]
-    return list(dict.fromkeys([*above, *below]))
+    return [*_one_more(made, k, made[k]), *below]
+
+
+def _one_more(
+    made: Sequence[frozenset[str]], k: int, own: frozenset[str]
+) -> list[frozenset[str]]:
+    """What is recomputed and one operation more, of those of later corners."""
+    later = (label for every in made[k + 1 :] for label in sorted(every))
+    more = [label for label in dict.fromkeys(later) if label not in own]
+    return [own | {label} for label in more[:_BESIDE]]
+
+
+def _descending_from(
+    first: Candidate, found: Iterable[Candidate], least: float
+) -> list[Candidate]:
+    """Those that keep less than the first, each less than the one before."""
+    found = sorted(found, key=lambda one: (one.seconds, one.bytes))
+    return descending([first, *found], least)[1:]
 
 
 def _operations(space: SearchSpace, config: Recompute) -> frozenset[str]:

@@ -91,6 +91,7 @@ class _BudgetRun:
         with suppress(_Enough):
             fits = yield from self._first_that_fits()
             fits = yield from self._nearby(fits)
+            yield from self._below(fits)
             if fits > 0:
                 yield from self._in_few_layers(fits)
         best = best_of(self.tried, self.asked.budget)
@@ -166,6 +167,26 @@ class _BudgetRun:
             if (yield from self._peak(at)) <= peaks.budget:
                 fits = at
         return fits
+
+    def _below(self, fits: int) -> Search[None]:
+        """Candidates that keep less, as long as they are faster than what was found.
+
+        They are predicted to take longer, but what was found may take longer than was
+        predicted of it: where layers wait for the host, say.
+        """
+        for i in range(fits + 1, len(self.asked.candidates)):
+            best = best_of(self.tried, self.asked.budget)
+            if best is None or best.step_seconds is None or not self._gains(i, best):
+                return
+            yield from self._peak(i)
+            if best_of(self.tried, self.asked.budget) is best:
+                return
+
+    def _gains(self, i: int, best: ReportedTrial) -> bool:
+        """Whether it saves time worth a compile, if it is off as its like are."""
+        one = self.asked.candidates[i]
+        late = one.seconds + self.asked.slack
+        return not self._is_slower(self._choice(one), late, best)
 
     def _peak(self, i: int) -> Search[float]:
         known, candidate = self.peaks.known, self.asked.candidates[i]
