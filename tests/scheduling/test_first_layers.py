@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.cost.equations import flops
-from jaxmem.ir import jaxprs
+from jaxmem.ir import jaxprs, primitives
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
@@ -84,6 +84,21 @@ def test_between_two_is_recomputed_what_the_layers_of_each_recompute(problem):
         again = sum(map(flops, jaxprs.split(found.jaxpr)[0].eqns)) - plain
         assert again == pytest.approx(both[1])
     assert seen  # both recompute products
+
+
+def test_what_all_layers_recompute_of_what_all_keep_is_in_no_cond(problem):
+    """What a `cond` hands out is written, and read once more."""
+    fn, args, neighbours = problem
+    seen = 0
+    for rich, poor in neighbours:
+        found = made(fn, args, FirstLayers(rate(poor), 0.5, rate(rich)))
+        eqns = jaxprs.walk(found.jaxpr)
+        (cond,) = (eqn for eqn in eqns if eqn.primitive.name == "cond")
+        others, _ = map(jaxprs.walk, jaxprs.bodies(cond))
+        assert not any(map(primitives.is_dot, others))
+        both = made(fn, args, Recompute(rate(rich))).description.recomputed
+        seen += any(row.flops for row in both)
+    assert seen  # all layers recompute products
 
 
 def test_a_rate_of_the_first_layers_at_which_nothing_more_is_recomputed(problem):

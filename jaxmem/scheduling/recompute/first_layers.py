@@ -24,7 +24,7 @@ from jaxmem._checks import Range
 from jaxmem._module_path import taken_in
 from jaxmem.chips import is_gpu, is_timed, rates_of
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.scans import run_body, scan_like, split
+from jaxmem.ir.scans import is_var, run_body, scan_like, split
 from jaxmem.ir.shards import held
 from jaxmem.scheduling._choice import Choice, Labels, Rate
 from jaxmem.scheduling._pass import Level
@@ -124,9 +124,24 @@ class FirstLayersRewrite:
         return set() if self.apart else set(self.all.evaluated)
 
     @cached_property
+    def before(self) -> list[int]:
+        """Those of them that all layers evaluate, of what all of them keep.
+
+        They need no `cond`: what it hands out is written and read once more.
+        """
+        known = {*kept_by(self.all), *self.pair.free} - {*self.late}
+        found = []
+        for i in sorted(set(self.beyond) & self.anyway):
+            eqn = self.body.eqns[i]
+            if known.issuperset(filter(is_var, eqn.invars)):
+                found.append(i)
+                known |= {*eqn.outvars}
+        return found
+
+    @cached_property
     def shared(self) -> list[int]:
-        """Those of them that all layers evaluate, at a cost."""
-        both = sorted(set(self.beyond) & self.anyway)
+        """The rest of those that all layers evaluate, at a cost."""
+        both = sorted((set(self.beyond) & self.anyway) - {*self.before})
         return [i for i in both if self.pair.is_paid(self.body.eqns[i])]
 
     @property
@@ -145,7 +160,7 @@ class FirstLayersRewrite:
     @property
     def gathered(self) -> Iterator[tuple[Any, Any, float, int]]:
         """(product, operand, bytes that a device sends, how often), in the `cond`."""
-        own = set(self.beyond) - set(self.shared)
+        own = set(self.beyond) - {*self.shared, *self.before}
         inside = [(i, self.layers) for i in sorted(own)]
         inside += [(i, self.pair.length) for i in self.shared]
         for i, times in inside:
@@ -382,10 +397,12 @@ def _run_backward(
         known = dict(zip(weights.slices, now, strict=True)) | weights.whole
         known |= {v: x[slot] for slot, v in stays.items()}
         known |= {v: unpacked(v, k) for v, k in zip(always, kept, strict=True)}
-        known |= _beyond(plan, known, stacks, j)
+        first = Values(plan.body, known)
+        first.recompute(plan.before)
+        known = first.env | _beyond(plan, first.env, stacks, j)
         inside = Values(plan.body, known)
-        # the `cond` has given their results, to either kind of layer
-        inside.done.update(plan.shared)
+        # the `cond` has given the results of the last, to either kind of layer
+        inside.done.update(plan.before, plan.shared)
         inside.recompute(plan.all.evaluated)
         made = {**plan.all.slots, **plan.all.stays}
         x |= {slot: inside.env[v] for slot, v in made.items() if v in inside.env}
