@@ -1,6 +1,7 @@
 """The tables of docs/."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 from benchmarks.figures.results import NAMES
@@ -336,6 +337,8 @@ def off(r: Row, state: bool) -> float:
     """Per cent of the compiled bytes, with the state or of the rest."""
     base = 0.0 if state else float(r["state MiB"])
     compiled, predicted = float(r["compiled MiB"]), float(r["predicted MiB"])
+    if compiled == base:  # of a TPU that has all the rest on the chip
+        return 0.0 if predicted == base else math.inf
     return 100 * ((predicted - base) / (compiled - base) - 1)
 
 
