@@ -127,7 +127,7 @@ class FirstLayersRewrite:
     def before(self) -> list[int]:
         """Those of them that all layers evaluate, of what all of them keep.
 
-        They need no `cond`: what it hands out is written and read once more.
+        They need no `cond`: what it returns is written and read once more.
         """
         known = {*kept_by(self.all), *self.pair.free} - {*self.late}
         found = []
