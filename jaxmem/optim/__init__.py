@@ -79,6 +79,9 @@ from jaxmem.optim.low_rank import scale_by_fira as scale_by_fira
 from jaxmem.optim.low_rank import scale_by_galore as scale_by_galore
 from jaxmem.optim.orthogonal import MuonState as MuonState
 from jaxmem.optim.orthogonal import muon as muon
+from jaxmem.optim.preconditioned import SoapState as SoapState
+from jaxmem.optim.preconditioned import scale_by_soap as scale_by_soap
+from jaxmem.optim.preconditioned import soap as soap
 from jaxmem.optim.rows import RowGradients as RowGradients
 from jaxmem.optim.rows import RowwiseAdagradState as RowwiseAdagradState
 from jaxmem.optim.rows import lazy_adam as lazy_adam
@@ -129,10 +132,12 @@ __all__ = [
     "scale_by_lion",
     "scale_by_rowwise_adagrad",
     "scale_by_sm3",
+    "scale_by_soap",
     "schedule_free",
     "schedule_free_adamw",
     "schedule_free_eval_params",
     "sm3",
+    "soap",
     "split_master",
     "start_step",
     "stochastic_rounding",

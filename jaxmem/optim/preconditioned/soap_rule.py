@@ -1,0 +1,168 @@
+"""SOAP of one matrix: Adam in the eigenbasis of Shampoo's preconditioner."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Int32, PyTree
+
+from jaxmem.optim.low_bit.low_bit import LowBit
+from jaxmem.optim.low_rank.stored import empty, load, store
+from jaxmem.optim.preconditioned.bases import (
+    eigenbasis,
+    iterated,
+    rotated,
+    rotated_back,
+)
+from jaxmem.optim.preconditioned.leaves import drawn
+from jaxmem.optim.preconditioned.symmetric import (
+    PreconditionerDType,
+    Zeros,
+    empty_symmetric,
+    load_symmetric,
+    store_symmetric,
+)
+
+_SIDES = ("left", "right")
+
+
+class SoapState(NamedTuple):
+    """State of `scale_by_soap`.
+
+    Attributes:
+      count: int32[], steps, the first one included.
+      mu: first moment, in the eigenbases, of the parameters' shapes: `MomentCodes` a
+        leaf, or float32.
+      nu: second moment, likewise.
+      left: of each leaf of matrices [m, n] an `EigenbasisState` of [m, m], or None.
+      right: the same of [n, n].
+    """
+
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    mu: PyTree
+    nu: PyTree
+    left: PyTree
+    right: PyTree
+
+
+class EigenbasisState(NamedTuple):
+    """What is kept of one side of a leaf's matrices.
+
+    Attributes:
+      gram: the mean of g g^T (of g^T g on the right), [*batch, n, n] as stored.
+      basis: its eigenvectors in columns, [*batch, n, n] as stored.
+    """
+
+    gram: Any
+    basis: Any
+
+
+class SoapRule(NamedTuple):
+    """What is done to each matrix; see `soap` for the arguments."""
+
+    how: LowBit
+    b1: Any
+    b2: Any
+    gram_decay: Any
+    eps: Any
+    frequency: int
+    largest: int
+    one_sided: bool
+    correct_bias: bool
+    dtype: PreconditionerDType
+
+    @property
+    def draws(self) -> bool:
+        """Whether a matrix needs a seed."""
+        return self.dtype != "float32" or bool(self.how.stochastic)
+
+    def moments(self) -> tuple[bool, bool]:
+        """Both moments are kept."""
+        return True, True
+
+    def kept(self, m: int, n: int, side: Callable[[str], Zeros]) -> tuple[Any, ...]:
+        """The sides of a new matrix."""
+        small = "left" if m <= n else "right"
+
+        def made(which: str, size: int):
+            if size > self.largest or (self.one_sided and which != small):
+                return None
+            shape, zeros = (size, size), side(which)
+            gram = empty_symmetric(shape, self.dtype, zeros)
+            return EigenbasisState(gram, empty(shape, self.dtype, zeros))
+
+        return tuple(map(made, _SIDES, (m, n)))
+
+    def matrix(self, count, seed, g, m, v, left, right) -> tuple[Any, ...]:
+        """(update, mu, nu, left, right); without sides it is Adam, elementwise."""
+        sides = left, right
+        bases = [None if s is None else self._loaded(s.basis) for s in sides]
+        u, *moments = self._adam(count, rotated(g, *bases), m, v)
+        u = jnp.where(count == 0, 0.0, rotated_back(u, *bases))
+        if left is None and right is None:
+            return u, *moments, None, None
+        grams = [
+            None if s is None else self._mean(s.gram, g if s is left else g.T)
+            for s in sides
+        ]
+        bases, m, v = self._refreshed(count, grams, bases, *moments, sides)
+        kept = [
+            None if gram is None else EigenbasisState(self._kept(seed, i, gram), basis)
+            for i, (gram, basis) in enumerate(zip(grams, bases, strict=True))
+        ]
+        return u, m, v, *kept
+
+    def _adam(self, count, g, m, v):
+        """Adam's update, and its moments; the first call leaves them as they are."""
+        first = count == 0
+        m = jnp.where(first, m, self.b1 * m + (1 - self.b1) * g)
+        v = jnp.where(first, v, self.b2 * v + (1 - self.b2) * jnp.square(g))
+        u = m / (jnp.sqrt(v) + self.eps)
+        if self.correct_bias:
+            t = jnp.maximum(count, 1).astype(jnp.float32)
+            u = u * (jnp.sqrt(1 - self.b2**t) / (1 - self.b1**t))
+        return u, m, v
+
+    def _mean(self, gram, g):
+        decay = self.gram_decay
+        return decay * load_symmetric(gram) + (1 - decay) * (g @ g.T)
+
+    def _refreshed(self, count, grams, bases, m, v, sides):
+        """The bases as they are stored, and the moments in them."""
+        stored = [None if s is None else s.basis for s in sides]
+        of_sides = lambda fn, *lists: [
+            None if xs[0] is None else fn(*xs) for xs in zip(*lists, strict=True)
+        ]
+
+        def born(grams, bases, stored, m, v):
+            made = of_sides(lambda gram: store(eigenbasis(gram), self.dtype), grams)
+            return made, m, v
+
+        def refreshed(grams, bases, stored, m, v):
+            found = of_sides(iterated, grams, bases)
+            made = of_sides(lambda pair: store(pair[0], self.dtype), found)
+            for axis, pair in enumerate(found):
+                v = v if pair is None else jnp.take(v, pair[1], axis=axis)
+            m = rotated_back(m, *bases)
+            return made, rotated(m, *of_sides(self._loaded, made)), v
+
+        def same(grams, bases, stored, m, v):
+            return stored, m, v
+
+        due = jnp.where(count % self.frequency == 0, 1, 2)
+        which = jnp.where(count == 0, 0, due)
+        branches = born, refreshed, same
+        return lax.switch(which, branches, grams, bases, stored, m, v)
+
+    def _loaded(self, basis):
+        return load(basis, _columns(basis))
+
+    def _kept(self, seed, side: int, gram):
+        own = None if self.dtype == "float32" else drawn(seed, 2 + side)
+        return store_symmetric(gram, self.dtype, own)
+
+
+def _columns(basis: Any) -> int:
+    """Of a stored square matrix."""
+    return basis.shape[-1] if hasattr(basis, "dtype") else basis.codes.shape[-3]
