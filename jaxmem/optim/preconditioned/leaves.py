@@ -36,32 +36,37 @@ _MOMENTS = (0, 1)  # the first two fields of a leaf, and what they are of `LowBi
 
 
 class MatrixRule(Protocol):
-    """What is done to each matrix.
-
-    Attributes:
-      how: the codes of moments.
-      draws: whether what is kept is rounded stochastically, so that each matrix needs a
-        seed.
-    """
-
-    how: LowBit
+    """What is done to each matrix."""
 
     @property
-    def draws(self) -> bool: ...
+    def how(self) -> LowBit:
+        """The codes of moments."""
+        ...
 
-    def moments(self) -> tuple[bool, bool]:
+    @property
+    def draws(self) -> bool:
+        """Whether something is rounded stochastically, so that matrices need seeds."""
+        ...
+
+    @property
+    def has_moments(self) -> tuple[bool, bool]:
         """Which of the first and the second moment are kept."""
         ...
 
-    def kept(self, m: int, n: int, side: Callable[[str], Zeros]) -> tuple[Any, ...]:
-        """What is kept of a new matrix beside its moments, of zeros.
+    @property
+    def kept(self) -> Callable[..., tuple[Any, ...]]:
+        """`(m, n, side)`: zeros of what is kept of a matrix beside its moments.
 
         `side("left")` makes zeros that run along the rows, "right" along the columns.
         """
         ...
 
-    def matrix(self, count: Any, seed: Any, g: Any, *fields: Any) -> tuple[Any, ...]:
-        """(update, *fields) of one matrix; of any array where `kept` has nothing."""
+    @property
+    def matrix(self) -> Callable[..., tuple[Any, ...]]:
+        """`(count, seed, g, *fields)`: update and fields of one matrix.
+
+        Of any array, elementwise, where `kept` has nothing.
+        """
         ...
 
 
@@ -138,7 +143,7 @@ def of_matrices(
 
 def _init(rule: MatrixRule, path, p, axes: MatrixAxes | None, fields: int) -> tuple:
     """The fields of a new leaf."""
-    pairs = zip(_MOMENTS, rule.moments(), strict=True)
+    pairs = zip(_MOMENTS, rule.has_moments, strict=True)
     made = [zeros_of(rule.how, i, path, p) if has else None for i, has in pairs]
     if axes is None:
         return (*made, *[None] * (fields - len(made)))

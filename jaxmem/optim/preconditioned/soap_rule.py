@@ -77,7 +77,8 @@ class SoapRule(NamedTuple):
         """Whether a matrix needs a seed."""
         return self.dtype != "float32" or bool(self.how.stochastic)
 
-    def moments(self) -> tuple[bool, bool]:
+    @property
+    def has_moments(self) -> tuple[bool, bool]:
         """Both moments are kept."""
         return True, True
 
