@@ -101,18 +101,19 @@ class ShampooRule(NamedTuple):
         step, v = self.grafting.step(t, g, ahead, v)
         if groups is None:
             return step, m, v, None
+        rows, columns = g.shape
         kept, states, parts = iter(groups), [], []
-        for row in block_groups(*g.shape, self.block_size):
+        for row in block_groups(rows, columns, self.block_size):
             parts.append([])
             for group in row:
                 own = None if seed is None else drawn(seed, 2 + len(states))
-                arrays = map(group.taken, (g, ahead, step))
-                u, state = self._of_group(count, own, next(kept), *arrays)
+                arrays = [group.taken(x) for x in (g, ahead, step)]
+                u, state = self._of_group(count, own, next(kept), arrays)
                 parts[-1].append(group.placed(u))
                 states.append(state)
         return joined(parts), m, v, tuple(states)
 
-    def _of_group(self, count, seed, state: BlocksState, *arrays):
+    def _of_group(self, count, seed, state: BlocksState, arrays: list):
         """Updates of the blocks of a group, one after another, and their state."""
         n = len(arrays[0])
         seeds = None if seed is None else mix(seed + lax.iota(jnp.uint32, n))
@@ -139,19 +140,19 @@ class ShampooRule(NamedTuple):
     def _side(self, count, seed, which: int, state: RootState, g) -> RootState:
         """A side with this gradient in it, and its root where that is due."""
         add = 1.0 if self._sums else 1 - self.b2
-        gram = self.b2 * load_symmetric(state.gram) + add * (g @ g.T)
-        t = count + 1
+        new = self.b2 * load_symmetric(state.gram) + add * (g @ g.T)
+        own = None if self.dtype == "float32" else drawn(seed, which)
+        gram, t = store_symmetric(new, self.dtype, own), count + 1
 
         def renewed(gram, root):
             correct = 1.0 if self._sums else 1 - self.b2 ** t.astype(jnp.float32)
-            new = inverse_fourth_root(gram / correct, self.eps)
-            return store_symmetric(new, self.dtype)
+            mean = load_symmetric(gram) / correct
+            return store_symmetric(inverse_fourth_root(mean, self.eps), self.dtype)
 
         regular = (t % self.frequency == 0) & (t >= self.start)
         due = regular | (t == self.start)
         root = lax.cond(due, renewed, lambda gram, root: root, gram, state.root)
-        own = None if self.dtype == "float32" else drawn(seed, which)
-        return RootState(store_symmetric(gram, self.dtype, own), root)
+        return RootState(gram, root)
 
     @property
     def _sums(self) -> bool:

@@ -1,6 +1,6 @@
 """SOAP of one matrix: Adam in the eigenbasis of Shampoo's preconditioner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -98,19 +98,20 @@ class SoapRule(NamedTuple):
     def matrix(self, count, seed, g, m, v, left, right) -> tuple[Any, ...]:
         """(update, mu, nu, left, right); without sides it is Adam, elementwise."""
         sides = left, right
-        bases = [None if s is None else self._loaded(s.basis) for s in sides]
-        u, *moments = self._adam(count, rotated(g, *bases), m, v)
+        bases = _of_sides(lambda s: self._loaded(s.basis), sides)
+        u, m, v = self._adam(count, rotated(g, *bases), m, v)
         u = jnp.where(count == 0, 0.0, rotated_back(u, *bases))
         if left is None and right is None:
-            return u, *moments, None, None
+            return u, m, v, None, None
         grams = [
-            None if s is None else self._mean(s.gram, g if s is left else g.T)
-            for s in sides
+            None if s is None else self._gram(seed, i, s.gram, x)
+            for i, (s, x) in enumerate(zip(sides, (g, g.T), strict=True))
         ]
-        bases, m, v = self._refreshed(count, grams, bases, *moments, sides)
+        stored = [None if s is None else s.basis for s in sides]
+        stored, m, v = self._refreshed(count, grams, stored, m, v)
         kept = [
-            None if gram is None else EigenbasisState(self._kept(seed, i, gram), basis)
-            for i, (gram, basis) in enumerate(zip(grams, bases, strict=True))
+            None if gram is None else EigenbasisState(gram, basis)
+            for gram, basis in zip(grams, stored, strict=True)
         ]
         return u, m, v, *kept
 
@@ -125,43 +126,47 @@ class SoapRule(NamedTuple):
             u = u * (jnp.sqrt(1 - self.b2**t) / (1 - self.b1**t))
         return u, m, v
 
-    def _mean(self, gram, g):
+    def _gram(self, seed, side: int, stored, g):
+        """A Gram matrix with this gradient in it, as it is stored."""
         decay = self.gram_decay
-        return decay * load_symmetric(gram) + (1 - decay) * (g @ g.T)
+        new = decay * load_symmetric(stored) + (1 - decay) * (g @ g.T)
+        own = None if self.dtype == "float32" else drawn(seed, 2 + side)
+        return store_symmetric(new, self.dtype, own)
 
-    def _refreshed(self, count, grams, bases, m, v, sides):
+    def _refreshed(self, count, grams, bases, m, v):
         """The bases as they are stored, and the moments in them."""
-        stored = [None if s is None else s.basis for s in sides]
-        of_sides = lambda fn, *lists: [
-            None if xs[0] is None else fn(*xs) for xs in zip(*lists, strict=True)
-        ]
 
-        def born(grams, bases, stored, m, v):
-            made = of_sides(lambda gram: store(eigenbasis(gram), self.dtype), grams)
-            return made, m, v
+        def born(grams, bases, m, v):
+            made = _of_sides(lambda gram: eigenbasis(load_symmetric(gram)), grams)
+            return _of_sides(self._stored, made), m, v
 
-        def refreshed(grams, bases, stored, m, v):
-            found = of_sides(iterated, grams, bases)
-            made = of_sides(lambda pair: store(pair[0], self.dtype), found)
+        def refreshed(grams, bases, m, v):
+            old = _of_sides(self._loaded, bases)
+            found = _of_sides(iterated, _of_sides(load_symmetric, grams), old)
             for axis, pair in enumerate(found):
                 v = v if pair is None else jnp.take(v, pair[1], axis=axis)
-            m = rotated_back(m, *bases)
-            return made, rotated(m, *of_sides(self._loaded, made)), v
+            made = _of_sides(lambda pair: self._stored(pair[0]), found)
+            m = rotated(rotated_back(m, *old), *_of_sides(self._loaded, made))
+            return made, m, v
 
-        def same(grams, bases, stored, m, v):
-            return stored, m, v
+        def same(grams, bases, m, v):
+            return bases, m, v
 
         due = jnp.where(count % self.frequency == 0, 1, 2)
         which = jnp.where(count == 0, 0, due)
-        branches = born, refreshed, same
-        return lax.switch(which, branches, grams, bases, stored, m, v)
+        return lax.switch(which, (born, refreshed, same), grams, bases, m, v)
+
+    def _stored(self, basis):
+        return store(basis, self.dtype)
 
     def _loaded(self, basis):
         return load(basis, _columns(basis))
 
-    def _kept(self, seed, side: int, gram):
-        own = None if self.dtype == "float32" else drawn(seed, 2 + side)
-        return store_symmetric(gram, self.dtype, own)
+
+def _of_sides(fn: Callable, *lists: Sequence) -> list:
+    """`fn` of what there is of each side; None of a side without a basis."""
+    sides = zip(*lists, strict=True)
+    return [None if xs[0] is None else fn(*xs) for xs in sides]
 
 
 def _columns(basis: Any) -> int:
