@@ -70,7 +70,7 @@ class MatrixRule(Protocol):
         ...
 
 
-class Leaves(NamedTuple):
+class MatrixLeaves(NamedTuple):
     """Which leaves are matrices, as users say it; see `muon`."""
 
     who: str
@@ -84,7 +84,7 @@ class Leaves(NamedTuple):
         return [a if size else None for a, size in zip(found, sizes, strict=True)]
 
 
-def checked_leaves(who: str, numbers: Any, stacked: Any) -> Leaves:
+def checked_leaves(who: str, numbers: Any, stacked: Any) -> MatrixLeaves:
     """The arguments, or an error that names the wrong one."""
     check_numbers_of(numbers, _NUMBERS)
     check_selection("stacked", stacked)
@@ -93,7 +93,7 @@ def checked_leaves(who: str, numbers: Any, stacked: Any) -> Leaves:
             f"stacked={shown(stacked)} with {_NUMBERS}: both say which axes count "
             "layers; give one of them"
         )
-    return Leaves(who, numbers, stacked)
+    return MatrixLeaves(who, numbers, stacked)
 
 
 def checked_codes(bits: Any) -> LowBit:
@@ -105,7 +105,7 @@ def checked_codes(bits: Any) -> LowBit:
 
 
 def of_matrices(
-    rule: MatrixRule, leaves: Leaves, state_class: Any
+    rule: MatrixRule, leaves: MatrixLeaves, state_class: Any
 ) -> optax.GradientTransformation:
     """The transformation of a rule.
 
