@@ -108,6 +108,9 @@ OPTIMIZERS = {
     "adam-mini": DemoOptimizer(optim.adam_mini),
     "soap": _preconditioned(optim.soap, rate=3.0),
     "soap-8bit": _preconditioned(optim.soap, rate=3.0, **_EIGHT),
+    "soap-one-sided-8bit": _preconditioned(
+        optim.soap, rate=3.0, one_sided=True, **_EIGHT
+    ),
     "shampoo": _preconditioned(optim.shampoo, rate=1.0),
     "shampoo-8bit": _preconditioned(optim.shampoo, rate=1.0, **_EIGHT),
 }
