@@ -63,6 +63,9 @@ def test_root_of_a_matrix_that_roundings_made_indefinite():
     gram = jnp.asarray((vectors * values) @ vectors.T, jnp.float32)
     want = (vectors * (values + 1e-3 + 1e-2) ** -0.25) @ vectors.T
     np.testing.assert_allclose(inverse_fourth_root(gram, 1e-2), want, atol=1e-4)
+    least = np.maximum(values, 1e-3) + 1e-2
+    want = (vectors * least**-0.25) @ vectors.T
+    np.testing.assert_allclose(inverse_fourth_root(gram, 1e-2, True), want, atol=1e-4)
 
 
 def test_matrices_of_stacks_each_by_itself():
@@ -127,7 +130,7 @@ def test_roots_in_few_bits(kind):
         gram, root = (jax.tree.map(lambda x: x[0], x) for x in side)
         mean = np.float64(load_symmetric(gram)) / (1 - 0.999**4)
         values, vectors = np.linalg.eigh(mean)
-        values = values - min(values[0], 0) + EPS
+        values = np.maximum(values, -values[0]) + EPS
         want = (vectors * values**-0.25) @ vectors.T
         off = want - np.diag(np.diag(want))
         gap = (off.max() - off.min()) / 255 if kind == "int8" else 2.0**-8 * want.max()

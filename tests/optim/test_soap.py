@@ -167,15 +167,18 @@ def test_gram_matrices_in_few_bits(kind):
     _, wide = run(scale_by_soap(), p, grads)
     _, state = run(scale_by_soap(preconditioner_dtype=kind), p, grads)
     beta = 0.95
-    for got, want in ((state.left, wide.left), (state.right, wide.right)):
-        gram = np.float64(want.gram)
+    pairs = (state.left, wide.left, grads), (state.right, wide.right, grads.mT)
+    for got, want, each in pairs:
+        gram, mean, gap = np.float64(want.gram), 0.0, 0.0
         error = np.float64(load_symmetric(got.gram)) - gram
         off = ~np.eye(len(gram), dtype=bool)
-        # Distances of codes: of bfloat16 2^-7 of a value at most, of the others a 255th
-        # of a row's range. The means of the first steps have half again the range.
-        span = 1.5 * (gram - np.diag(np.diag(gram)))
-        range_ = span.max(1, initial=0) - span.min(1, initial=0)
-        gap = 2.0**-7 * np.abs(span).max() if kind == "bfloat16" else range_.max() / 255
+        for g in each:
+            mean = beta * mean + (1 - beta) * g @ g.T
+            span = np.where(off, mean, 0.0)
+            # of a value of bfloat16 2^-7 at most, of codes a 255th of a row's range
+            codes = np.ptp(span, axis=1).max() / 255
+            of_floats = 2.0**-7 * np.abs(span).max()
+            gap = max(gap, of_floats if kind == "bfloat16" else codes)
         deviation = gap / (2 * (1 - beta**2) ** 0.5)
         assert np.sqrt(np.mean(error[off] ** 2)) < deviation
         # the mean of n (n - 1) / 2 errors, within five of its standard deviations

@@ -67,10 +67,10 @@ def scale_by_shampoo(
     rounded stochastically after each step, to one of the two codes beside it, which are
     (highest - lowest) / 255 of a row (or of 256 of its elements) apart: its mean is
     exact, and what rounding adds has at most 1 / (2 sqrt(1 - b2^2)) of that distance
-    as its standard deviation, 11 of them for a `b2` of 0.999, 2 for 0.95. Elements of a
-    root are rounded to the nearest code, and smaller eigenvalues than 255^-4 of the
-    largest lead to roots of which little is left: give an `eps` that is not below that.
-    "bfloat16" rounds likewise, by 2^-8.
+    as its standard deviation, 11 of them for a `b2` of 0.999, 2 for 0.95. Eigenvalues
+    that rounding hides, those smaller than the most negative one is large, count as
+    that. Elements of a root are rounded to the nearest code. "bfloat16" rounds
+    likewise, by 2^-8.
 
     Products are of the precision of `jax.default_matmul_precision`: GPUs and TPUs round
     their operands unless it says otherwise. Roots are always exact.
@@ -185,7 +185,7 @@ def shampoo(
 
     Example::
 
-      tx = jaxmem.optim.shampoo(1e-3, bits=8, preconditioner_dtype="int8", eps=1e-6)
+      tx = jaxmem.optim.shampoo(1e-3, bits=8, preconditioner_dtype="int8")
       state = tx.init(params)
     """
     scaled = scale_by_shampoo(

@@ -146,8 +146,9 @@ class ShampooRule(NamedTuple):
 
         def renewed(gram, root):
             correct = 1.0 if self._sums else 1 - self.b2 ** t.astype(jnp.float32)
-            mean = load_symmetric(gram) / correct
-            return store_symmetric(inverse_fourth_root(mean, self.eps), self.dtype)
+            mean, rounded = load_symmetric(gram) / correct, self.dtype != "float32"
+            new = inverse_fourth_root(mean, self.eps, rounded)
+            return store_symmetric(new, self.dtype)
 
         regular = (t % self.frequency == 0) & (t >= self.start)
         due = regular | (t == self.start)

@@ -67,7 +67,8 @@ def scale_by_soap(
     which are (highest - lowest) / 255 of a row (or of 256 of its elements) apart: its
     mean is exact, and what rounding adds has at most 1 / (2 sqrt(1 - beta^2)) of
     that distance as its standard deviation. A basis is rounded to the nearest code
-    once a refresh, and is orthogonal to about 1%. "bfloat16" rounds likewise, by 2^-8.
+    once a refresh, its columns by less than 1% of their length. "bfloat16" rounds
+    likewise, by 2^-8.
 
     Products are of the precision of `jax.default_matmul_precision`: GPUs and TPUs round
     their operands unless it says otherwise. Refreshes are always exact.
