@@ -64,6 +64,8 @@ def low_rank(make: Callable, **how: Any) -> Callable:
     return lambda rank: make(1e-2, rank=rank, projected="layers", **how)
 
 
+CODES = {"bits": 8, "preconditioner_dtype": "int8"}
+
 # name -> (the optimizer of a rank, dtype of the weights)
 SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "AdamW, float32": (lambda _: optax.adamw(1e-3), F32),
@@ -124,6 +126,15 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "CAME": (lambda _: optim.came(1e-3), F32),
     "Muon": (lambda _: optim.muon(2e-2, stacked="layers"), F32),
     "Muon, 8-bit": (lambda _: optim.muon(2e-2, stacked="layers", bits=8), F32),
+    "SOAP": (lambda _: optim.soap(3e-3, stacked="layers"), F32),
+    "SOAP, 8-bit": (lambda _: optim.soap(3e-3, stacked="layers", **CODES), F32),
+    "SOAP, one-sided, 8-bit": (
+        lambda _: optim.soap(3e-3, stacked="layers", one_sided=True, **CODES), F32
+    ),
+    "Shampoo": (lambda _: optim.shampoo(1e-3, stacked="layers"), F32),
+    "Shampoo, 8-bit": (
+        lambda _: optim.shampoo(1e-3, stacked="layers", **CODES), F32
+    ),
     "Adafactor": (lambda _: optim.adafactor(1e-3), F32),
     "SM3": (lambda _: optim.sm3(1e-3), F32),
     "Adam-mini": (lambda _: optim.adam_mini(1e-3), F32),

@@ -99,7 +99,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 # States, which `init` makes
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
     "AdamMiniState CameState FactoredRmsState FactoredMoment MuonState Sm3State".split()
-    + "LionState RmsState ScheduleFreeState".split()
+    + "LionState RmsState ScheduleFreeState ShampooState SoapState".split()
 )
 # What the search and the benchmarks ask of an audit that is made already
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()

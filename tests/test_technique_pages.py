@@ -31,6 +31,7 @@ TECHNIQUES = (
     "optimizers/lion",
     "optimizers/schedule_free",
     "optimizers/muon",
+    "optimizers/preconditioned",
     "optimizers/host",
 )
 PAGES = [*TECHNIQUES, "optimizer"]

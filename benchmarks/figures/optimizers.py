@@ -51,6 +51,11 @@ FURTHER = {
     "schedule-free-8bit, bf16, stochastic_rounding": (
         f"Schedule-free AdamW, 8-bit, {STOCHASTIC}"
     ),
+    "soap": "SOAP",
+    "soap-8bit": "SOAP, 8-bit",
+    "soap-one-sided-8bit": "SOAP, one-sided, 8-bit",
+    "shampoo": "Shampoo",
+    "shampoo-8bit": "Shampoo, 8-bit",
 }
 
 
@@ -64,6 +69,9 @@ FAMILIES = {
     "schedule-free": (
         *("schedule-free", "schedule-free-8bit", "schedule-free-4bit"),
         *(name for name in FURTHER if "free-8bit" in name),
+    ),
+    "preconditioned": tuple(
+        name for name in FURTHER if name.startswith(("soap", "shampoo"))
     ),
     "low rank": ("galore", "apollo", "apollo-mini", "fira"),
     "factored": ("adafactor", "adalomo", "lomo", "came", "sm3", "adam-mini"),

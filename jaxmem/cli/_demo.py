@@ -35,7 +35,8 @@ def demo(
             "adamw-float8, adamw-4bit, adama-8bit, adamw-host, lion, lion-8bit, "
             "lion-4bit, schedule-free, schedule-free-8bit, schedule-free-4bit, "
             "galore, galore-8bit, apollo, apollo-mini, fira, came, "
-            "adafactor, adalomo, lomo, sm3 or adam-mini."
+            "adafactor, adalomo, lomo, sm3, adam-mini, soap, soap-8bit, "
+            "soap-one-sided-8bit, shampoo or shampoo-8bit."
         ),
     ] = "adamw",
     micro_batches: Annotated[

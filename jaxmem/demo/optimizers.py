@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import optax
+from jax.tree_util import keystr
 
 from jaxmem import optim
 
@@ -51,6 +53,27 @@ def _low_rank(make: Callable, **how: Any) -> Callable:
     return lambda rate: make(rate, projected=_MATRICES, **how)
 
 
+def _axes_of(path: Any, _: Any) -> Any:
+    """Which axes of a kernel are rows and columns; heads of attention are merged."""
+    name = keystr(path)
+    if "kernel" not in name and "embedding" not in name:
+        return None
+    axes = -2, -1
+    if any(f"'{part}'" in name for part in ("query", "key", "value")):
+        axes = -3, (-2, -1)
+    elif "'out'" in name:
+        axes = (-3, -2), -1
+    return optax.contrib.MuonDimensionNumbers(*axes)
+
+
+def _preconditioned(make: Callable, rate: float, **how: Any) -> DemoOptimizer:
+    numbers = lambda params: jax.tree_util.tree_map_with_path(_axes_of, params)
+    how |= {"b2": _B2, "weight_decay": _DECAY, "weight_dimension_numbers": numbers}
+    return DemoOptimizer(lambda lr: make(lr, **how), rate=rate)
+
+
+_EIGHT = {"bits": 8, "preconditioner_dtype": "int8"}
+
 OPTIMIZERS = {
     "adamw": DemoOptimizer(_decayed(optax.adamw)),
     "adama": DemoOptimizer(_decayed(optim.adama), in_state=True),
@@ -83,4 +106,11 @@ OPTIMIZERS = {
     "lomo": DemoOptimizer(optim.lomo, rate=100.0),
     "sm3": DemoOptimizer(optim.sm3, rate=10.0),
     "adam-mini": DemoOptimizer(optim.adam_mini),
+    "soap": _preconditioned(optim.soap, rate=3.0),
+    "soap-8bit": _preconditioned(optim.soap, rate=3.0, **_EIGHT),
+    "soap-one-sided-8bit": _preconditioned(
+        optim.soap, rate=3.0, one_sided=True, **_EIGHT
+    ),
+    "shampoo": _preconditioned(optim.shampoo, rate=1.0),
+    "shampoo-8bit": _preconditioned(optim.shampoo, rate=1.0, **_EIGHT),
 }

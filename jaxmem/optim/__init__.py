@@ -11,7 +11,8 @@
   transformation.
 - Low-rank moments: `galore`, `apollo`, `apollo_mini`, `fira`.
 - Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
-- Orthogonalised momentum: `muon`. An average of the weights in place of a decaying
+- Orthogonalised momentum: `muon`. Preconditioned by matrices: `soap`, `shampoo`. An
+  average of the weights in place of a decaying
   rate: `schedule_free`, `schedule_free_adamw`, `schedule_free_eval_params`.
 - Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that
   a step has read, from the gradient of `value_and_row_grad`.
@@ -79,6 +80,12 @@ from jaxmem.optim.low_rank import scale_by_fira as scale_by_fira
 from jaxmem.optim.low_rank import scale_by_galore as scale_by_galore
 from jaxmem.optim.orthogonal import MuonState as MuonState
 from jaxmem.optim.orthogonal import muon as muon
+from jaxmem.optim.preconditioned import ShampooState as ShampooState
+from jaxmem.optim.preconditioned import SoapState as SoapState
+from jaxmem.optim.preconditioned import scale_by_shampoo as scale_by_shampoo
+from jaxmem.optim.preconditioned import scale_by_soap as scale_by_soap
+from jaxmem.optim.preconditioned import shampoo as shampoo
+from jaxmem.optim.preconditioned import soap as soap
 from jaxmem.optim.rows import RowGradients as RowGradients
 from jaxmem.optim.rows import RowwiseAdagradState as RowwiseAdagradState
 from jaxmem.optim.rows import lazy_adam as lazy_adam
@@ -128,11 +135,15 @@ __all__ = [
     "scale_by_galore",
     "scale_by_lion",
     "scale_by_rowwise_adagrad",
+    "scale_by_shampoo",
     "scale_by_sm3",
+    "scale_by_soap",
     "schedule_free",
     "schedule_free_adamw",
     "schedule_free_eval_params",
+    "shampoo",
     "sm3",
+    "soap",
     "split_master",
     "start_step",
     "stochastic_rounding",

@@ -8,6 +8,7 @@ from tests.bad_calls import (
     operations,
     optimizers,
     orthogonal,
+    preconditioned,
     steps,
 )
 
@@ -15,6 +16,7 @@ CALLS = [
     *optimizers.CALLS,
     *factored.CALLS,
     *orthogonal.CALLS,
+    *preconditioned.CALLS,
     *averaged.CALLS,
     *steps.CALLS,
     *functions.CALLS,

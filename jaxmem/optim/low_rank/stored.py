@@ -11,8 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Float32, UInt8
+from jaxtyping import Array, Float32, UInt8, UInt32
+
+from jaxmem.optim.low_bit.bfloat16 import nearest, stochastic
+from jaxmem.optim.low_bit.random import uniform
 
 ProjectorDType = Literal["float32", "bfloat16", "int8", "int4"]
 GROUP = 256
@@ -57,21 +59,37 @@ def empty(
     )
 
 
-def store(x: Float32[Array, "*matrix n"], kind: ProjectorDType) -> Any:
-    """The matrix as it is kept."""
+def store(
+    x: Float32[Array, "*matrix n"],
+    kind: ProjectorDType,
+    bits: UInt32[Array, "*matrix n"] | None = None,
+) -> Any:
+    """The matrix as it is kept.
+
+    Args:
+      x: the matrix.
+      kind: how to store it.
+      bits: random, to round stochastically; None rounds to the nearest.
+    """
     if kind == "float32":
         return x
     if kind == "bfloat16":
         # a cast alone is dropped by XLA where it is undone in the same program
-        return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(kind)
+        return (nearest(x) if bits is None else stochastic(x, bits)).astype(kind)
     group = _group(x.shape[-1])
-    x = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
+    grouped = (*x.shape[:-1], x.shape[-1] // group, group)
+    x = x.reshape(grouped)
     most = 255 if kind == "int8" else 15
     low = jnp.minimum(jnp.min(x, axis=-1, keepdims=True), 0.0)
     high = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), 0.0)
     scale = jnp.maximum(high - low, most * _LEAST_SCALE) / most
     zero = jnp.round(-low / scale)
-    codes = jnp.clip(jnp.round(x / scale) + zero, 0, most).astype(jnp.uint8)
+    steps = x / scale
+    if bits is None:
+        steps = jnp.round(steps)
+    else:
+        steps = jnp.floor(steps + uniform(bits).reshape(grouped))
+    codes = jnp.clip(steps + zero, 0, most).astype(jnp.uint8)
     if kind == "int4":
         codes = codes[..., : group // 2] | (codes[..., group // 2 :] << 4)
     return ProjectorCodes(codes, scale, zero.astype(jnp.uint8))

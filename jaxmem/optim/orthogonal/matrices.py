@@ -58,35 +58,43 @@ class MatrixAxes(NamedTuple):
         return turned.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
-def axes_of_leaves(tree: PyTree, numbers: Any, stacked: Any) -> list[MatrixAxes | None]:
+def axes_of_leaves(
+    tree: PyTree,
+    numbers: Any,
+    stacked: Any,
+    who: str = "muon",
+    name: str = "muon_weight_dimension_numbers",
+) -> list[MatrixAxes | None]:
     """For each leaf its axes; None for a leaf that is left to Adam.
 
     Args:
       tree: parameters or gradients.
       numbers: dimension numbers as `muon` takes them.
       stacked: which leaves have layers along axis 0, or None.
+      who: the rule, for messages.
+      name: of its argument with the dimension numbers.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     if stacked is not None:
-        stacks = selection("muon: stacked", stacked, tree)
+        stacks = selection(f"{who}: stacked", stacked, tree)
         pairs = zip(leaves, stacks, strict=True)
         return [_plain(x.ndim, int(stack)) for (_, x), stack in pairs]
     if numbers is None:
         return [_plain(x.ndim, 0) for _, x in leaves]
-    given = _spread(numbers(tree) if callable(numbers) else numbers, tree)
+    given = _spread(name, numbers(tree) if callable(numbers) else numbers, tree)
     pairs = zip(leaves, given, strict=True)
-    return [_axes(keystr(path), x, dims) for (path, x), dims in pairs]
+    return [_axes(name, keystr(path), x, dims) for (path, x), dims in pairs]
 
 
-def check_numbers_of(numbers: Any) -> None:
+def check_numbers_of(numbers: Any, name: str = "muon_weight_dimension_numbers") -> None:
     """TypeError for what no dimension numbers can be."""
     if numbers is None or (callable(numbers) and not _is_numbers(numbers)):
         return
     for x in jax.tree.leaves(numbers, is_leaf=_is_numbers):
         if not _is_numbers(x):
-            raise wrong_type("muon_weight_dimension_numbers", numbers, _ALLOWED)
+            raise wrong_type(name, numbers, _ALLOWED)
     if isinstance(numbers, str | int | float):
-        raise wrong_type("muon_weight_dimension_numbers", numbers, _ALLOWED)
+        raise wrong_type(name, numbers, _ALLOWED)
 
 
 def _plain(ndim: int, layers: int) -> MatrixAxes | None:
@@ -101,9 +109,9 @@ def _is_numbers(x: Any) -> bool:
     return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
 
 
-def _spread(numbers: Any, tree: PyTree) -> list[Any]:
+def _spread(name: str, numbers: Any, tree: PyTree) -> list[Any]:
     """Dimension numbers, or None, of each leaf."""
-    check_numbers_of(numbers)
+    check_numbers_of(numbers, name)
     ends = lambda x: x is None or _is_numbers(x)
     found: list[Any] = []
     try:
@@ -111,16 +119,16 @@ def _spread(numbers: Any, tree: PyTree) -> list[Any]:
         jax.tree.map(add, numbers, tree, is_leaf=ends)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"muon_weight_dimension_numbers={shown(numbers)}: not of the structure of "
+            f"{name}={shown(numbers)}: not of the structure of "
             f"the parameters, {shown(tree)}, nor a prefix of it: {error}"
         ) from None
     return found
 
 
-def _axes(path: str, x: Any, dims: Any) -> MatrixAxes | None:
+def _axes(name: str, path: str, x: Any, dims: Any) -> MatrixAxes | None:
     if dims is None:
         return None
-    who = f"muon_weight_dimension_numbers of {path or 'the parameter'}, {shown(x)}"
+    who = f"{name} of {path or 'the parameter'}, {shown(x)}"
     rows, columns = (
         _sorted_out(who, axes, x.ndim)
         for axes in (dims.reduction_axis, dims.output_axis)
