@@ -84,7 +84,9 @@ def in_micro_batches(
     return found if any(one.bytes < below for one in found) else []
 
 
-def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candidate]:
+def in_least_seconds(
+    step: TracedStep, room: float, most: float, fastest: float
+) -> list[Candidate]:
     """The front in that number of micro-batches that is predicted to fit soonest.
 
     In a few of them much is recomputed, in many nothing: both are seconds. No part is
@@ -94,10 +96,10 @@ def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candida
       step: the step.
       room: bytes of a prediction that will do.
       most: seconds that what fits has to take less than, or there are none.
+      fastest: seconds of what the whole step may recompute, at the least: what parts
+        recompute saves no more.
     """
     least, best = most, []
-    # what parts recompute saves no more than what the whole may recompute
-    fastest = pareto_front(space_at_sight(step))[0].seconds
     for one in _all_numbers(step):
         if one.seconds + fastest >= least:
             break

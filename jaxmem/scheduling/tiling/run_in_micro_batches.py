@@ -57,7 +57,8 @@ class RunInMicroBatches(Searched[MicroBatches, Batch]):
         if math.isfinite(bound.seconds):
             # what XLA takes above a prediction where most is kept says little of less
             room = bound.limit - arguments
-            return in_least_seconds(step.traced, room, bound.seconds)
+            fastest = step.front[0].seconds
+            return in_least_seconds(step.traced, room, bound.seconds, fastest)
         above = bound.above(Choice(step.target), arguments)
         room = bound.limit / OFF - above
         return in_micro_batches(step.traced, room, below=bound.least - above)

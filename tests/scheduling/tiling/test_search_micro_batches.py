@@ -1,5 +1,6 @@
 """Micro-batches under a budget: where they clearly pay, and what forbids them."""
 
+import functools
 import math
 
 import jax
@@ -10,7 +11,9 @@ import pytest
 from jaxmem import estimate, schedule
 from jaxmem.scheduling import BudgetError, Plan, _finder
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.space import space_at_sight
 from jaxmem.scheduling.tiling.micro_batch_front import (
     in_least_seconds,
     in_micro_batches,
@@ -104,7 +107,7 @@ def test_the_least_number_that_is_predicted_to_fit(traced):
 def test_micro_batches_that_take_more_than_is_asked_for_are_none(traced):
     step = traced(step_of(loss), *ARGS)
     assert not in_micro_batches(step, room=1, below=1)
-    assert not in_least_seconds(step, room=1, most=math.inf)
+    assert not in_least_seconds(step, room=1, most=math.inf, fastest=-math.inf)
 
 
 @pytest.mark.slow
@@ -112,15 +115,17 @@ def test_the_number_that_takes_least_with_what_its_parts_recompute(traced):
     """In few parts much is recomputed, in many nothing is: what is between counts."""
     step = traced(step_of(loss), *ARGS)
     rooms = [step.predicted(Choice("h100", (MicroBatches(n),))) for n in (8, 4, 2)]
+    fastest = pareto_front(space_at_sight(step))[0].seconds
+    soonest = functools.partial(in_least_seconds, step, fastest=fastest)
     for room in np.linspace(rooms[0], rooms[-1], 5):
-        found = in_least_seconds(step, room, most=math.inf)
+        found = soonest(room, most=math.inf)
         (n,) = {one.choice.get(MicroBatches).n for one in found}
         least = seconds_within(found, room)
         assert least == min(seconds_within(fronts(step, m), room) for m in (2, 4, 8))
         assert fronts(step, n) == found
         # nor is there any that takes less than it does
-        assert not in_least_seconds(step, room, most=least)
-        assert in_least_seconds(step, room, most=least + 0.01 * abs(least)) == found
+        assert not soonest(room, most=least)
+        assert soonest(room, most=least + 0.01 * abs(least)) == found
 
 
 def fronts(step, n):
