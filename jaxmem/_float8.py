@@ -1,46 +1,94 @@
-"""Numbers of `float8_e4m3fn`, eight bits with four of exponent, and rounding to them.
+"""Floating numbers of 8 and 4 bits, and rounding to them.
 
 Rounded here and not by XLA: its conversion from float32 rounds twice on a CPU, by way
 of float16, and a conversion that is undone later it leaves out, with the rounding.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, UInt8
 
 DTYPE = jnp.dtype(jnp.float8_e4m3fn)
-LARGEST = 448.0
-SUBNORMAL = 2.0**-6  # below it numbers are equally spaced
-_STEPS = 8  # numbers from one power of two to the next
-LEAST = SUBNORMAL / _STEPS  # the smallest number above zero
 
 
-def spacing(size: Float32[Array, "*s"]) -> Float32[Array, "*s"]:
+@dataclass(frozen=True)
+class Kind:
+    """Which numbers there are.
+
+    Attributes:
+      mantissa: bits of it.
+      bits: of a number, its sign among them.
+      subnormal: the smallest normal number; below it numbers are equally spaced.
+      largest: the largest finite number.
+      dtype: whose codes these are; None where arrays hold them as integers.
+    """
+
+    mantissa: int
+    bits: int
+    subnormal: float
+    largest: float
+    dtype: Any = None
+
+    @property
+    def steps(self) -> int:
+        """Numbers from one power of two to the next."""
+        return 2**self.mantissa
+
+    @property
+    def least(self) -> float:
+        """The smallest number above zero."""
+        return self.subnormal / self.steps
+
+
+E4M3 = Kind(3, 8, 2.0**-6, 448.0, DTYPE)
+E5M2 = Kind(2, 8, 2.0**-14, 57344.0, jnp.dtype(jnp.float8_e5m2))
+E2M1 = Kind(1, 4, 1.0, 6.0)
+
+LARGEST, SUBNORMAL, LEAST = E4M3.largest, E4M3.subnormal, E4M3.least
+
+
+def spacing(size: Float32[Array, "*s"], kind: Kind = E4M3) -> Float32[Array, "*s"]:
     """From the number at or below a size to the next one, a power of two."""
     bits = lax.bitcast_convert_type(size, jnp.uint32) & jnp.uint32(0x7F800000)
     power = lax.bitcast_convert_type(bits, jnp.float32)
-    return jnp.maximum(power, SUBNORMAL) * (1 / _STEPS)
+    return jnp.maximum(power, kind.subnormal) * (1 / kind.steps)
 
 
-def rounded(size: Float32[Array, "*s"], draw=None) -> Float32[Array, "*s"]:
-    """Sizes from 0 to 448 as numbers of the format, still in float32.
+def rounded(
+    size: Float32[Array, "*s"], draw=None, kind: Kind = E4M3
+) -> Float32[Array, "*s"]:
+    """Sizes up to the largest number as numbers of the kind, still in float32.
 
     To the nearest, ties to even; with `draw` in [0, 1) up or down, with the right mean.
     """
-    step = spacing(size)
+    step = spacing(size, kind)
     if draw is None:
         return jnp.round(size / step) * step
     below = jnp.floor(size / step) * step
     return below + jnp.where(size - below > draw * step, step, 0.0)
 
 
-def encoded(x: Float32[Array, "*s"], draw=None) -> Float[Array, "*s"]:
-    """The numbers of the format next to those of `x`, clipped to -448 ... 448."""
-    size = rounded(jnp.minimum(jnp.abs(x), LARGEST), draw)
-    bits = lax.bitcast_convert_type(size, jnp.uint32) >> jnp.uint32(20)
-    # exponents of float32 begin 120 below those of the format
-    normal = bits - jnp.uint32(120 * _STEPS)
-    small = (size * (1 / LEAST)).astype(jnp.uint32)
-    code = jnp.where(size >= SUBNORMAL, normal, small)
-    sign = (x < 0).astype(jnp.uint32) << jnp.uint32(7)
-    return lax.bitcast_convert_type((code | sign).astype(jnp.uint8), DTYPE)
+def codes(
+    x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3
+) -> UInt8[Array, "*s"]:
+    """The bits of the numbers next to those of `x`, clipped to the largest."""
+    size = rounded(jnp.minimum(jnp.abs(x), kind.largest), draw, kind)
+    shift = 23 - kind.mantissa
+    bits = lax.bitcast_convert_type(size, jnp.uint32) >> jnp.uint32(shift)
+    # exponents of float32 begin below those of the kind, whose smallest is 1
+    first = lax.bitcast_convert_type(jnp.float32(kind.subnormal), jnp.uint32)
+    normal = bits - (first >> jnp.uint32(shift)) + jnp.uint32(kind.steps)
+    small = (size * (1 / kind.least)).astype(jnp.uint32)
+    code = jnp.where(size >= kind.subnormal, normal, small)
+    sign = (x < 0).astype(jnp.uint32) << jnp.uint32(kind.bits - 1)
+    return (code | sign).astype(jnp.uint8)
+
+
+def encoded(
+    x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3
+) -> Float[Array, "*s"]:
+    """Those numbers, in the dtype of the kind."""
+    return lax.bitcast_convert_type(codes(x, draw, kind), kind.dtype)

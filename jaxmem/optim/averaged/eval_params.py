@@ -69,9 +69,9 @@ def _decoded(d: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(d, MomentCodes):
         return d if d.shape == shape else None
     blocks = d.scale.shape[-1]
-    like = lambda x: (x.shape, x.dtype)
+    like = lambda codes: [(x.shape, x.dtype) for x in jax.tree.leaves(codes)]
     for fmt, _, _ in FORMATS.values():
         expected = shapes(fmt, shape[-1] // blocks, shape) if shape else d
-        if [*map(like, expected)] == [*map(like, d)]:
+        if like(expected) == like(d):
             return unpack(fmt, d)
     return None

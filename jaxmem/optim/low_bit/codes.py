@@ -11,26 +11,36 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jaxtyping import Array, Float, Float32, Num
+from jaxtyping import Array, Float32, Num
 
-from jaxmem.optim.low_bit import companding, dynamic_map, float8, four_bit
-
-_SMALLEST = 2.0**-100  # of a scale: a block of zeros divides by it
+from jaxmem._float8 import E2M1, E4M3, E5M2, Kind
+from jaxmem.optim.low_bit import (
+    companding,
+    dynamic_map,
+    float8,
+    four_bit,
+    microscaling,
+    scales,
+)
 
 
 class MomentCodes(NamedTuple):
     """A moment in codes.
 
     Attributes:
-      codes: int8, uint8 or float8_e4m3fn, of the parameter's shape; with 4 bits half
-        its last axis.
-      scale: what the largest code of each block stands for, [..., n / block]; bfloat16
-        with companding (of the second moment's root), else float32.
+      codes: int8, uint8, float8_e4m3fn or float8_e5m2, of the parameter's shape; with
+        4 bits half its last axis.
+      scale: of each block, [..., n / block]: what its largest code stands for, bfloat16
+        with companding (of the second moment's root), float32 with "float8" and
+        "dynamic"; what 1 stands for with the others: uint8 with "mxfp8" and "mxfp4", an
+        exponent of two plus 127 (E8M0), float8_e4m3fn with "nvfp4".
+      tensor: of each matrix, the last two axes, float32: what 1 of its scales stands
+        for, with "nvfp4"; None with others.
     """
 
     codes: Num[Array, "..."]
-    scale: Float[Array, "..."]
+    scale: Num[Array, "..."]
+    tensor: Float32[Array, "..."] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,10 @@ class Format:
       encode: codes of normalised values and of numbers in [0, 1), or None, to round by.
       decode: the values of codes.
       dtype: of the codes.
-      scale: dtype of the scales.
+      scale: how the scale of a block is found and stored.
+      tensor: whether each matrix has a scale, too, found before the blocks': an update
+        then is no longer one of each row alone.
+      stochastic: whether it is rounded stochastically where the options do not say.
       root: whether values are those of the moment's root.
       packed: whether two codes share a byte.
       cheap: whether XLA for GPU computes values of it again for each use; what has many
@@ -51,10 +64,28 @@ class Format:
     encode: Callable[..., Any]
     decode: Callable[..., Any]
     dtype: Any
-    scale: Any = jnp.float32
+    scale: scales.Scale = scales.FLOAT32
+    tensor: bool = False
+    stochastic: bool = False
     root: bool = False
     packed: bool = False
     cheap: bool = False
+
+
+def _microscaled(
+    kind: Kind, scale: scales.Scale, tensor: bool = False, second: bool = False
+) -> Format:
+    four = kind is E2M1
+    return Format(
+        microscaling.encoder(kind, positive=second),
+        microscaling.decode_e2m1 if four else microscaling.decode,
+        jnp.uint8 if four else kind.dtype,
+        scale,
+        tensor=tensor,
+        stochastic=second,
+        packed=four,
+        cheap=True,
+    )
 
 
 # (bits, code) -> the formats of the first and of the second moment, and their block
@@ -64,14 +95,14 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
             companding.encode_signed,
             companding.decode_signed,
             jnp.int8,
-            jnp.bfloat16,
+            scales.BFLOAT16,
             cheap=True,
         ),
         Format(
             companding.encode_square,
             companding.decode_square,
             jnp.uint8,
-            jnp.bfloat16,
+            scales.BFLOAT16,
             root=True,
             cheap=True,
         ),
@@ -94,6 +125,21 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
         ),
         128,
     ),
+    (8, "mxfp8"): (
+        _microscaled(E4M3, scales.shared_exponent(E4M3)),
+        _microscaled(E5M2, scales.shared_exponent(E5M2, clips=False), second=True),
+        32,
+    ),
+    (4, "mxfp4"): (
+        _microscaled(E2M1, scales.shared_exponent(E2M1)),
+        _microscaled(E2M1, scales.shared_exponent(E2M1, clips=False), second=True),
+        32,
+    ),
+    (4, "nvfp4"): (
+        _microscaled(E2M1, scales.FLOAT8, tensor=True),
+        _microscaled(E2M1, scales.FLOAT8, tensor=True, second=True),
+        16,
+    ),
 }
 
 
@@ -102,8 +148,9 @@ def shapes(fmt: Format, block: int, shape: tuple[int, ...]) -> MomentCodes:
     *lead, n = shape
     stored = n // 2 if fmt.packed else n
     codes: Any = jax.ShapeDtypeStruct((*lead, stored), fmt.dtype)
-    scale: Any = jax.ShapeDtypeStruct((*lead, n // block), fmt.scale)
-    return MomentCodes(codes, scale)
+    scale: Any = jax.ShapeDtypeStruct((*lead, n // block), fmt.scale.dtype)
+    tensor: Any = jax.ShapeDtypeStruct(shape[:-2], jnp.float32) if fmt.tensor else None
+    return MomentCodes(codes, scale, tensor)
 
 
 def pack(
@@ -119,16 +166,14 @@ def pack(
         to the nearest.
     """
     y = _blocks(jnp.sqrt(x) if fmt.root else x, block)
-    scale = jnp.maximum(jnp.max(jnp.abs(y), axis=-1), _SMALLEST)
-    if fmt.scale == jnp.bfloat16:
-        # Upward, so that no element is clipped. Without `reduce_precision` XLA leaves
-        # out the rounding where it keeps the wide value, and code and scale disagree.
-        scale = lax.reduce_precision(scale * (1 + 2.0**-8), 8, 7)
-    y = y / scale[..., None]
+    largest = jnp.max(jnp.abs(y), axis=-1)
+    tensor = scales.of_tensor(largest) if fmt.tensor else None
+    scale = fmt.scale.chosen(_over(largest, tensor))
+    y = _over(y, tensor) / scale[..., None]
     codes = fmt.encode(y, None if draw is None else _blocks(draw, block))
     codes = four_bit.pack(codes) if fmt.packed else codes
     flat = codes.reshape(*x.shape[:-1], -1)
-    return MomentCodes(flat.astype(fmt.dtype), scale.astype(fmt.scale))
+    return MomentCodes(flat.astype(fmt.dtype), fmt.scale.stored(scale), tensor)
 
 
 def unpack(fmt: Format, moment: MomentCodes) -> Float32[Array, "..."]:
@@ -136,8 +181,20 @@ def unpack(fmt: Format, moment: MomentCodes) -> Float32[Array, "..."]:
     blocks = moment.scale.shape[-1]
     codes = _blocks(moment.codes, moment.codes.shape[-1] // blocks)
     codes = four_bit.unpack(codes) if fmt.packed else codes
-    y = fmt.decode(codes) * moment.scale.astype(jnp.float32)[..., None]
+    scale = fmt.scale.wide(moment.scale)
+    if moment.tensor is not None:
+        scale = scale * _beside(scale, moment.tensor)
+    y = fmt.decode(codes) * scale[..., None]
     return (jnp.square(y) if fmt.root else y).reshape(*moment.scale.shape[:-1], -1)
+
+
+def _over(x, tensor):
+    return x if tensor is None else x / _beside(x, tensor)
+
+
+def _beside(x, tensor):
+    """One scale a matrix, with axes of one for the others of `x`."""
+    return tensor.reshape(*tensor.shape, *[1] * (x.ndim - tensor.ndim))
 
 
 def _blocks(x, block: int):

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
 from jaxmem.ir.host_memory import check_host_memory
 from jaxmem.ir.row_chunks import chunks_of
 from jaxmem.optim._memory_space import to_host
-from jaxmem.optim.low_bit.codes import FORMATS, Format, MomentCodes, shapes
+from jaxmem.optim.low_bit.codes import FORMATS, Format, shapes
 
 _LEAST_BLOCK = 16
 
@@ -95,6 +95,17 @@ class LowBit:
     def _code(self) -> str:
         return self.code or ("companding" if self.bits == 8 else "dynamic")
 
+    @property
+    def row_by_row(self) -> bool:
+        """Whether large leaves are updated in a loop over chunks of rows."""
+        return self.by_rows and not any(fmt.tensor for fmt in self.formats or ())
+
+    def draws(self, which: int) -> bool:
+        """Whether first (0) or second (1) moments are rounded stochastically."""
+        if self.stochastic is None:
+            return self.formats is not None and self.formats[which].stochastic
+        return self.stochastic
+
     def block_of(self, shape: tuple[int, ...]) -> int | None:
         """The block of a leaf of this shape; None if its moments stay in float32."""
         few = math.prod(shape) < max(self.least_size, 1)
@@ -161,14 +172,21 @@ def zeros_of(how: LowBit, which: int, path: Any, p: Any) -> Any:
     if sharding is not None:
         _check_shard(sharding, block, path, p)
         _warn_of_gathers(how, sharding, path, p)
-    codes, scale = (
+    new = lambda x: (
         # `zeros_like` keeps a sharding that is in the array's type, too
         jnp.zeros_like(p, dtype=x.dtype)
         if x.shape == p.shape
-        else jnp.zeros(x.shape, x.dtype, device=sharding)
-        for x in shapes(formats[which], block, p.shape)
+        else jnp.zeros(x.shape, x.dtype, device=_first_axes(sharding, x.ndim))
     )
-    return MomentCodes(codes, scale)
+    return jax.tree.map(new, shapes(formats[which], block, p.shape))
+
+
+def _first_axes(sharding: NamedSharding | None, count: int) -> NamedSharding | None:
+    """The sharding of an array that has the first axes alone."""
+    if sharding is None or len(sharding.spec) <= count:
+        return sharding
+    spec = PartitionSpec(*sharding.spec[:count])
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
 def _check_shard(sharding: NamedSharding, block: int, path, p) -> None:
@@ -183,7 +201,7 @@ def _check_shard(sharding: NamedSharding, block: int, path, p) -> None:
 
 
 def _warn_of_gathers(how: LowBit, sharding: NamedSharding, path, p) -> None:
-    chunks = chunks_of(p.shape) if how.by_rows else None
+    chunks = chunks_of(p.shape) if how.row_by_row else None
     if chunks is None:
         return
     shards = p.shape[0] // sharding.shard_shape(p.shape)[0]

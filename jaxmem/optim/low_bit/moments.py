@@ -102,7 +102,8 @@ def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
 
 def _everywhere(how: LowBit, rows: Callable, carried: PyTree, read: PyTree) -> Any:
     """`rows(None, carried, read)`, in a loop over chunks where that takes less."""
-    chunks = chunks_of(jax.tree.leaves(carried)[0].shape) if how.by_rows else None
+    shape = jax.tree.leaves(carried)[0].shape
+    chunks = chunks_of(shape) if how.row_by_row else None
     whole = functools.partial(rows, None)
     if chunks is None:
         return whole(carried, read)
@@ -140,7 +141,7 @@ def _coded(how: LowBit, path, counts, lead, like, new, which) -> list[MomentCode
     for i, x, old in zip(which, new, like, strict=True):
         fmt = how.formats[i]
         draw = None
-        if how.stochastic:
+        if how.draws(i):
             seed = seed_of(path, how.seed, *counts, jnp.int32(i))
             draw = uniform(counter_bits(seed, x.shape, lead))
         done.append(pack(fmt, x.shape[-1] // old.scale.shape[-1], x, draw))

@@ -222,8 +222,9 @@ def _check_momentum(how: LowBit, path: str, g: Any, stored: Any) -> None:
     wanted, kept = [g.shape], [getattr(stored, "shape", None)]
     if block is not None:
         assert how.formats is not None
-        wanted = [x.shape for x in shapes(how.formats[0], block, g.shape)]
-        kept = [x.shape for x in stored] if isinstance(stored, MomentCodes) else kept
+        shapes_of = lambda codes: [x.shape for x in jax.tree.leaves(codes)]
+        wanted = shapes_of(shapes(how.formats[0], block, g.shape))
+        kept = shapes_of(stored) if isinstance(stored, MomentCodes) else kept
     if kept != wanted:
         raise ValueError(
             f"state.mu{path}={shown(stored)}: for a gradient of shape {g.shape} with "

@@ -212,7 +212,7 @@ def _packed(how: LowBit, which: int, like, x, seed: UInt32[Array, ""] | None):
         return x
     assert how.formats is not None
     draw = None
-    if how.stochastic:
+    if how.draws(which):
         draw = uniform(counter_bits(drawn(seed, which), x.shape))
     return pack(how.formats[which], x.shape[-1] // like.scale.shape[-1], x, draw)
 

@@ -81,7 +81,7 @@ class ShampooRule(NamedTuple):
     @property
     def draws(self) -> bool:
         """Whether a matrix needs a seed."""
-        return self.dtype != "float32" or bool(self.how.stochastic)
+        return self.dtype != "float32" or any(map(self.how.draws, (0, 1)))
 
     @property
     def has_moments(self) -> tuple[bool, bool]:
