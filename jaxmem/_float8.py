@@ -71,9 +71,7 @@ def rounded(
     return below + jnp.where(size - below > draw * step, step, 0.0)
 
 
-def codes(
-    x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3
-) -> UInt8[Array, "*s"]:
+def codes(x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3) -> UInt8[Array, "*s"]:
     """The bits of the numbers next to those of `x`, clipped to the largest."""
     size = rounded(jnp.minimum(jnp.abs(x), kind.largest), draw, kind)
     shift = 23 - kind.mantissa

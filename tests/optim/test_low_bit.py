@@ -125,6 +125,12 @@ BOUNDS = {
     (8, "float8"): (16 / 448, 16 / 448),
     (8, "dynamic"): (0.45 / 64, 0.45 / 128),
     (4, "dynamic"): (0.1125, 1 / 32),
+    # clipped from 2 to the largest mantissa, 1.75 or 1.5; e5m2 halfway above a power
+    (8, "mxfp8"): (1 / 8, 1 / 9),
+    # 5 is as far from 4 as from 6
+    (4, "mxfp4"): (1 / 4, 1 / 5),
+    # the same, of a scale that is off by 1/17
+    (4, "nvfp4"): (3 / 17, 3 / 17),
 }
 
 
@@ -150,11 +156,108 @@ def test_stochastic_rounding_is_unbiased(kind, which):
     draw = array(np.random.default_rng(1).uniform(size=x.shape), jnp.float32)
     got, wide = np.float64(stored(kind, which, x, draw)), np.float64(x[0])
     off = got.std(0) / 4096**0.5
-    least = wide.max() * {(8, "companding"): (2 / 255) ** 2}.get(kind, 1 / 16)
-    some = wide > least if which else wide > -0.88 * abs(wide).max()
+    least = {(8, "companding"): (2 / 255) ** 2, (4, "mxfp4"): 1 / 6, (4, "nvfp4"): 0.09}
+    some = wide > wide.max() * least.get(kind, 1 / 16) if which else wide < np.inf
+    if which == 0:  # where nothing is clipped
+        held = {(8, "mxfp8"): 0.87, (4, "mxfp4"): 0.75, (4, "nvfp4"): 0.94}
+        some = abs(wide) < held.get(kind, 2.0) * abs(wide).max()
+        some &= wide > -0.88 * abs(wide).max()
+    elif kind == (4, "nvfp4"):
+        some &= wide < 0.94 * wide.max()
     # five standard deviations, and the rounding of the scale and the sums
     assert (abs(got.mean(0) - wide) <= 5 * off + 1e-6 * abs(wide).max())[some].all()
     assert some.any()
+
+
+microscaled = pytest.mark.parametrize(
+    "kind", numpy_side.MICROSCALED, ids=lambda kind: kind[1]
+)
+
+
+@microscaled
+@pytest.mark.parametrize("which", [0, 1])
+def test_microscaling_is_that_of_the_formats(kind, which):
+    """To the bit: ties, ranges, what is clipped, blocks of zeros."""
+    fmt, _, block = FORMATS[kind][which], *FORMATS[kind][1:]
+    x = np.array(moment(which, (64, 256), spread=4.0))
+    x[0, :64], x[1] = 0, 2.0 ** np.round(np.log2(abs(x[1])))
+    x[2] *= 2.0 ** -np.arange(256)[::-1] if kind[1] != "nvfp4" else 1
+    x[3:5] = np.arange(512).reshape(2, 256) / 4  # halfway between numbers
+    x[5] *= 1e30 if kind[1] != "nvfp4" else 1
+    code = jax.jit(lambda x: pack(fmt, block, x))(x)
+    got = np.float64(unpack(fmt, code)).reshape(-1, block)
+    blocks = np.float64(x).reshape(-1, block)
+    want = numpy_side.MICROSCALED[kind][which](blocks)
+    some = abs(blocks).max(-1) > 1e-30  # else the scale has its smallest value
+    if which:
+        assert (got[some] > 0).all()
+    # a division in float32 is on another side of a tie than one in float64
+    same = np.isclose(got, want, rtol=1e-6)[some]
+    assert same.mean() > (0.999 if kind[1] == "nvfp4" else 0.99999)
+    assert np.abs(got[~some]).max() <= 1e-20 if kind[1] != "nvfp4" else True
+
+
+# of the second moment: with MX stochastically, by all of the gap next to the largest
+WIDEST = {(8, "mxfp8"): 1 / 4, (4, "mxfp4"): 1 / 2, (4, "nvfp4"): 3 / 17}
+
+
+@microscaled
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_microscaled_moments_beside_those_of_adam(kind, dtype):
+    """Each step adds the error of one rounding, and earlier ones decay."""
+    how = LowBit(kind[0], code=kind[1], least_size=0)
+    tx, wide = scale_by_adam(bits=how), scale_by_adam(bits=32)
+    sizes = moment(1, (16, 96))
+    state, theirs = tx.init(sizes), wide.init(sizes)
+    block, formats = FORMATS[kind][2], FORMATS[kind]
+    bounds = [np.zeros(sizes.shape), np.zeros(sizes.shape)]
+    for key in jax.random.split(jax.random.key(0), 20):
+        g = (sizes * jax.random.normal(key, sizes.shape)).astype(dtype)
+        old = [unpack(f, x) for f, x in zip(formats[:2], state[1:], strict=True)]
+        u, state = tx.update(g, state)
+        _, theirs = wide.update(g, theirs)
+        assert u.dtype == dtype and np.isfinite(np.asarray(u, np.float32)).all()
+        for i, (b, e) in enumerate([(0.9, BOUNDS[kind][0]), (0.999, WIDEST[kind])]):
+            new = b * np.float64(old[i]) + (1 - b) * np.float64(g) ** (i + 1)
+            top = abs(new).reshape(16, -1, block).max(-1, keepdims=True)
+            top = np.broadcast_to(top, (16, 96 // block, block)).reshape(16, 96)
+            bounds[i] = b * bounds[i] + e * top * (1 + 8 * FLOAT32)
+            error = abs(np.float64(unpack(formats[i], state[1 + i])) - theirs[1 + i])
+            assert (error <= bounds[i] + 1e-6 * top).all()
+
+
+@microscaled
+def test_a_second_moment_grows_to_the_mean_square(kind):
+    """By less than half of what its numbers are apart, where b2 is near 1."""
+    tx = scale_by_adam(b2=0.999, bits=LowBit(kind[0], code=kind[1], least_size=0))
+    g = jax.random.normal(jax.random.key(0), (2000, 8, 128))
+    step = lambda state, g: (tx.update(g, state)[1], None)
+    state = jax.lax.scan(step, tx.init(g[0]), g)[0]
+    root = jnp.sqrt(unpack(FORMATS[kind][1], state.nu).mean() / (1 - 0.999**2000))
+    assert root == pytest.approx(1, rel=0.05)
+
+
+@microscaled
+def test_microscaling_under_vmap_and_in_a_scan(kind):
+    """Of a stack of updates: each alone, to the bit."""
+    how = LowBit(kind[0], code=kind[1], least_size=0, stochastic=False)
+    tx = scale_by_adam(bits=how)
+    g = moment(0, (3, 16, 64))
+    each = [tx.update(x, tx.init(x)) for x in g]
+    want = jax.tree.map(lambda *x: jnp.stack(x), *each)
+    over = jax.vmap(lambda x: tx.update(x, tx.init(x)))(g)
+    _, scanned = jax.lax.scan(lambda _, x: (0, tx.update(x, tx.init(x))), 0, g)
+    for got in (over, scanned):
+        chex.assert_trees_all_equal(got[1], want[1])
+        chex.assert_trees_all_close(got[0], want[0], rtol=4 * FLOAT32)
+
+
+def test_microscaled_leaves_that_no_block_divides():
+    p = {"odd": jnp.ones((512, 24)), "none": jnp.ones((0, 64)), "one": jnp.ones(())}
+    for bits, code in numpy_side.MICROSCALED:
+        tx = scale_by_adam(bits=LowBit(bits, code=code, least_size=0))
+        _, state = jax.jit(tx.update)(p, tx.init(p))
+        chex.assert_trees_all_equal_dtypes(state.mu, p)
 
 
 def test_bytes_of_a_parameter():
@@ -166,6 +269,9 @@ def test_bytes_of_a_parameter():
         4: 1 + 8 / 128,
         32: 8,
         LowBit(8, block=64): 2 + 4 / 64,
+        LowBit(8, code="mxfp8"): 2 * 1.03125,
+        LowBit(4, code="mxfp4"): 2 * 0.53125,
+        LowBit(4, code="nvfp4"): 2 * (0.5625 + 4 / p.size),
     }
     for bits, each in wanted.items():
         made = jax.eval_shape(scale_by_adam(bits=bits).init, {"w": p})
@@ -187,9 +293,11 @@ def test_the_block_divides_the_leaf():
     assert state.mu["w"].dtype == jnp.float32 and state.mu["w"].shape == p.shape
 
 
-def test_a_stack_is_its_layers():
+@pytest.mark.parametrize("bits, code", [(8, None), *numpy_side.MICROSCALED])
+def test_a_stack_is_its_layers(bits, code):
     """To the bit: nothing goes from one layer to another."""
-    tx = adam(1e-2, bits=LowBit(8, least_size=0))
+    how = LowBit(bits, code=code, least_size=0, stochastic=False)
+    tx = adam(1e-2, bits=how)
     g = moment(0, (3, 16, 64))
     whole = tx.update({"w": g}, tx.init({"w": g}))[0]["w"]
     for i in range(3):
@@ -304,6 +412,8 @@ def test_bad_options():
         LowBit(8, code="linear")
     with pytest.raises(ValueError, match="code='companding': with bits=4"):
         LowBit(4, code="companding")
+    with pytest.raises(ValueError, match="'mxfp8': with bits=4 'dynamic' or 'mxfp4'"):
+        LowBit(4, code="mxfp8")
     with pytest.raises(ValueError, match="block=33: even"):
         LowBit(4, block=33)
     with pytest.raises(ValueError, match="mu_dtype=.* with bits=4"):
@@ -317,7 +427,8 @@ def test_bad_options():
 def test_a_state_of_other_options_or_parameters():
     p = {"w": jnp.ones((64, 64))}
     of = lambda bits: scale_by_adam(bits=bits).init(p)
-    for state in (of(4), of(32), of(LowBit(8, code="dynamic", block=32))):
+    others = LowBit(8, code="dynamic", block=32), LowBit(8, code="mxfp8")
+    for state in (of(4), of(32), *map(of, others)):
         with pytest.raises(ValueError, match=r"state\.mu\['w'\]"):
             scale_by_adam(bits=8).update(p, state)
     other = {"w": jnp.ones((64, 128))}
@@ -334,12 +445,22 @@ def placed(shape, *spec):
     return jax.device_put(jnp.ones(shape), NamedSharding(mesh, P(*spec)))
 
 
-def test_sharding():
+@pytest.mark.parametrize("code", [None, "nvfp4"])
+def test_sharding(code):
     """Codes and scales as the parameter; a block that a shard cuts is refused."""
-    p = {"w": placed((32, 256), None, "data")}
-    state = scale_by_adam(bits=LowBit(4, block=32)).init(p)
-    for x in jax.tree.leaves((state.mu, state.nu)):
-        assert x.sharding.spec == p["w"].sharding.spec
+    p = {"w": placed((32, 256), None, "data"), "layers": placed((8, 32, 32), "data")}
+    tx = scale_by_adam(bits=LowBit(4, code=code, block=32))
+    start = tx.init(p)
+    _, after = jax.jit(tx.update)(p, start)
+    for state in (start, after):
+        for leaf, given in ((k, p[k]) for k in p):
+            for x in jax.tree.leaves((state.mu[leaf], state.nu[leaf])):
+                cut = P(*given.sharding.spec[: x.ndim])
+                place = NamedSharding(given.sharding.mesh, cut)
+                assert x.sharding.is_equivalent_to(place, x.ndim)
+    there = jax.tree.map(lambda x: jnp.ones(x.shape), p)
+    _, want = jax.jit(tx.update)(there, tx.init(there))
+    chex.assert_trees_all_equal(*map(jax.device_get, (after, want)))
     with pytest.raises(ValueError, match=r"block=128 .* params\['w'\], 32 of 256"):
         scale_by_adam(bits=4).init(p)
 
@@ -389,3 +510,14 @@ def test_temporaries_where_the_update_is_one_kernel(code):
     args = p, jax.eval_shape(tx.init, p), p
     report = jaxmem.estimate(step, *args, target="h100", donate_argnums=(0, 1))
     assert report.temp_bytes <= 0.5 * p.size
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@kinds
+def test_a_block_with_what_is_not_finite_is_not_finite(kind, bad):
+    """It alone; on a CPU, too, whose maximum leaves NaN out."""
+    for which in (0, 1):
+        x = moment(which, (4, 256)).at[1, 70].set(bad)
+        found = np.isfinite(stored(kind, which, x))
+        assert not found[1, 70] and found.sum() >= 4 * 256 - 64
+        assert found[1, :64].all()

@@ -82,7 +82,7 @@ def _microscaled(
         jnp.uint8 if four else kind.dtype,
         scale,
         tensor=tensor,
-        stochastic=second,
+        stochastic=second and not tensor,
         packed=four,
         cheap=True,
     )
@@ -166,7 +166,7 @@ def pack(
         to the nearest.
     """
     y = _blocks(jnp.sqrt(x) if fmt.root else x, block)
-    largest = jnp.max(jnp.abs(y), axis=-1)
+    largest = scales.largest_of(y)
     tensor = scales.of_tensor(largest) if fmt.tensor else None
     scale = fmt.scale.chosen(_over(largest, tensor))
     y = _over(y, tensor) / scale[..., None]

@@ -5,23 +5,26 @@ ones, "mxfp4" and "nvfp4" have e2m1, whose sizes are 0, 0.5, 1, 1.5, 2, 3, 4 and
 scale of an MX block, of 32, is a power of two; that of an NVFP4 block, of 16, a number
 of float8_e4m3fn times a float32 number of the matrix.
 
-Three things are there for second moments, which grow by 1 - b2 of a square a step,
-less than half the distance of neighbouring numbers. They are rounded stochastically,
-since to the nearest they would stop growing long before they are the mean square, which
-makes steps longer; the exponent of an MX block is the next one where the OCP's rule
-would clip the largest value; and no element becomes 0, which would divide a step by
-`eps`, but the smallest number, which makes its step shorter. They are stored as they
-are and not as roots: e5m2 has as many numbers for v as e4m3 has for its root.
+A second moment grows by 1 - b2 of a square a step, less than half of what neighbouring
+numbers are apart. To the nearest an MX block would stop growing long before it holds
+the mean square, since its scale has no digits that could grow, and steps would be
+longer: second moments in MX blocks are rounded stochastically, and have the next
+exponent where the OCP's rule would clip the largest. NVFP4's second scale follows the
+largest value exactly; nothing stops. No second moment becomes 0, which would divide a
+step by `eps`, but the smallest number, which makes its step shorter. It is stored as it
+is and not as its root: e5m2 has as many numbers for v as e4m3 has for its root, and
+e2m1 so rounds fewer of them to numbers that are too small.
 
 Error of one rounding to the nearest, of the block's largest value; stochastic rounding
 doubles it, where nothing is clipped, and has no bias above the smallest number:
 
-- mxfp8: 1/16 of the element, and up to 1/8 of a first moment that is clipped; down to
-  2^-14 of the largest; of a second moment 1/8 of the element, down to 2^-29 and more.
-- mxfp4: a quarter of a first moment's largest, where it is clipped, 1/5 elsewhere; of a
-  second moment 1/4. The smallest number of a second moment is 1/6 to 1/12 of it.
-- nvfp4: 17/96, which is half of the gap from 4 to 6 of a scale that is off by 1/16. A
-  block whose largest value is below 2^-6/448 of the matrix's has a coarser scale.
+- mxfp8: of a first moment 1/8, where it is clipped, and else 1/17 of the element down
+  to 2^-14 of the largest; of a second moment 1/9 of the element, down to 2^-28.
+- mxfp4: of a first moment 1/4, where it is clipped, and else 1/5; of a second moment
+  1/5; its smallest number is 1/12 to 1/6 of the largest.
+- nvfp4: 3/17, half of the gap from 4 to 6 with a scale that is off by 1/17; the smallest
+  number of a second moment is 1/12 of the largest. A block whose largest value is less
+  than 2^-6/448 of the matrix's has a coarser scale.
 
 Source: OCP Microscaling Formats (MX) Specification v1.0, 2023; NVIDIA, "Pretraining
 Large Language Models with NVFP4", arXiv 2509.25149, for NVFP4; "Recipes for

@@ -79,12 +79,50 @@ def float8_second(v):
     return (scale * np.maximum(float8(root / scale), 2.0**-9 / 448)) ** 2
 
 
+def mx(dtype, top, largest, up=False):
+    """Blocks of an MX format: the OCP's rule, or the next exponent where it clips."""
+
+    def rounded(x):
+        size = np.maximum(abs(x).max(-1, keepdims=True), 1e-30)
+        scale = 2.0 ** (np.floor(np.log2(size)) - top)
+        scale = np.where(up & (size > largest * scale), 2 * scale, scale)
+        return scale * elements(x / scale, dtype, largest, up)
+
+    return rounded
+
+
+def elements(y, dtype, largest, positive):
+    """Clipped to the largest number; second moments to the smallest, too."""
+    least = float(ml_dtypes.finfo(dtype).smallest_subnormal) if positive else -largest
+    return np.clip(y, least, largest).astype(dtype).astype(np.float64)
+
+
+def nvfp4(positive):
+    def rounded(x):
+        size = abs(x).max(-1, keepdims=True)
+        tensor = max(size.max(), 1e-30) / (6 * 448)
+        scale = elements(size / 6 / tensor, E4M3, 448, positive=True)
+        return tensor * scale * elements(x / tensor / scale, E2M1, 6, positive)
+
+    return rounded
+
+
 def from_table(table):
     def rounded(x):
         scale = np.maximum(abs(x).max(-1, keepdims=True), 1e-30)
         return scale * nearest(table, x / scale)
 
     return rounded
+
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+E2M1 = ml_dtypes.float4_e2m1fn
+# (bits, code) -> the rounding of first and of second moments to the nearest
+MICROSCALED = {
+    (8, "mxfp8"): (mx(E4M3, 8, 448), mx(E5M2, 15, 57344, up=True)),
+    (4, "mxfp4"): (mx(E2M1, 2, 6), mx(E2M1, 2, 6, up=True)),
+    (4, "nvfp4"): (nvfp4(False), nvfp4(True)),
+}
 
 
 def reference(first, second, decay=0.0, block=32):
@@ -151,5 +189,17 @@ OTHERS = [
         reference(*FOUR),
         # the widest gaps are 16 and 8 times those of 8 bits
         rtol=16 * ONE_CODE,
+    ),
+    *(
+        Case(
+            f"adam_{code}",
+            lambda lr=LR, bits=bits, code=code: adam(
+                lr, bits=LowBit(bits, code=code, least_size=0, stochastic=False)
+            ),
+            reference(*rounding, block=16 if code == "nvfp4" else 32),
+            # the widest gap is 32 of 256 or 2 of 4, and of roots 1/8 or 1/5
+            rtol=10 / 8 * 3 / 20 + 3 / 8 if bits == 8 else 10 / 2 * 3 / 20 + 3 / 5,
+        )
+        for (bits, code), rounding in MICROSCALED.items()
     ),
 ]
