@@ -214,3 +214,19 @@ def muon_devices() -> str:
 def _peak_and_ms(r: Mapping[str, str], how: str) -> str:
     peak, ms = (float(r[how + column]) for column in PEAK_AND_MS)
     return f"{peak:,.0f} / {ms:,.1f}"
+
+
+@figures("moment codes")
+def moment_codes() -> str:
+    """Errors of updates by the spread of gradients, and what a small GPT trains to."""
+    losses = {r["optimizer"]: float(r["mean"]) for r in rows("optimizer_training")}
+    trained = {"companding": "8bit", "4-bit dynamic": "4bit", "dynamic": ""}
+    lines: dict[str, list[str]] = {}
+    for r in rows("moment_codes"):
+        line = lines.setdefault(r["code"], [f"`{r['code']}`"])
+        line.append(f"{float(r['error']):.2f}, {float(r['largest update']):,.1f}")
+    for code, line in lines.items():
+        loss = losses.get(f"adamw-{trained.get(code, code)}")
+        line.append("" if loss is None else f"{loss - losses['adamw']:+.3f}")
+    kinds = dict.fromkeys(r["gradients"] for r in rows("moment_codes"))
+    return table(("code", *kinds, "loss, difference from AdamW"), lines.values())

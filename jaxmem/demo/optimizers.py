@@ -81,6 +81,12 @@ OPTIMIZERS = {
     "adamw-float8": DemoOptimizer(
         _decayed(optim.adamw, bits=optim.LowBit(8, code="float8"))
     ),
+    **{
+        f"adamw-{code}": DemoOptimizer(
+            _decayed(optim.adamw, bits=optim.LowBit(bits, code=code))
+        )
+        for bits, code in ((8, "mxfp8"), (4, "mxfp4"), (4, "nvfp4"))
+    },
     "adamw-4bit": DemoOptimizer(_decayed(optim.adamw, bits=4)),
     "adama-8bit": DemoOptimizer(_decayed(optim.adama, bits=8), in_state=True),
     "adamw-host": DemoOptimizer(

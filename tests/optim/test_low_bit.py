@@ -118,6 +118,17 @@ def test_other_codes_in_the_battery(case):
     battery.test_its_stacked_gradient_is_released(case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", numpy_side.OTHERS[-3:], ids=lambda case: case.name)
+def test_microscaling_in_the_rest_of_the_battery(case, tmp_path):
+    battery.test_donated_state_is_updated_in_place(case)
+    battery.test_sharded_as_the_parameters(case)
+    battery.test_scheduled(case)
+    battery.test_micro_batches(case)
+    battery.test_bfloat16_parameters(case)
+    battery.test_restored_by_orbax(case, tmp_path)
+
+
 # the largest error of a rounding, of a block's largest value (or its root)
 BOUNDS = {
     (8, "companding"): (1 / 127, 1 / 510 + 2.0**-7 / 255),
@@ -226,7 +237,7 @@ def test_microscaled_moments_beside_those_of_adam(kind, dtype):
             assert (error <= bounds[i] + 1e-6 * top).all()
 
 
-@microscaled
+@pytest.mark.parametrize("kind", [(8, "mxfp8"), (4, "mxfp4")], ids=str)
 def test_a_second_moment_grows_to_the_mean_square(kind):
     """By less than half of what its numbers are apart, where b2 is near 1."""
     tx = scale_by_adam(b2=0.999, bits=LowBit(kind[0], code=kind[1], least_size=0))

@@ -26,7 +26,8 @@ class LowBit:
     """How Adam's moments are stored; `bits=8` is short for `bits=LowBit(8)`.
 
     Bytes a parameter of both moments: 2.13 with 8 bits and companding, 2.03 with the
-    dynamic map, 2.06 with float8, 1.06 with 4 bits, 8 with 32.
+    dynamic map, 2.06 with float8 and mxfp8, 1.06 with 4 bits and mxfp4, 1.13 with
+    nvfp4, 8 with 32.
 
     Attributes:
       bits: 8, 4, or 32 for moments in float32.
@@ -35,12 +36,20 @@ class LowBit:
         root, with blocks of 128 and float32 scales; the relative error is the same over
         five decades. "dynamic": bitsandbytes' map with blocks of 256 (8 bits),
         torchao's maps with blocks of 128 (4 bits, the default there); float32 scales.
+        The OCP's MX formats, blocks of 32 with a power of two as their scale, one byte:
+        "mxfp8" (8 bits), `float8_e4m3fn` for first moments and `float8_e5m2` for second
+        ones; "mxfp4" (4 bits), e2m1. "nvfp4" (4 bits): e2m1 in blocks of 16, scales of
+        `float8_e4m3fn` and a float32 scale for each matrix (the last two axes), whose
+        largest value is found first: leaves are updated as a whole, without a loop
+        over rows, and stacked vectors share one scale. What the codes lose:
+        `docs/optimizers/low_bit.md`.
       block: values that share a scale, along the last axis. A leaf whose last axis it
         does not divide keeps moments in float32. By default as above, or that halved
         down to 16 until it divides the leaf's last axis.
       least_size: leaves with fewer elements keep moments in float32.
       stochastic: round stochastically, without bias, instead of to the nearest. By
-        default only AdamA does, which rounds once a micro-batch.
+        default AdamA does, which rounds once a micro-batch, and second moments of
+        "mxfp8" and "mxfp4" are, which to the nearest would stop growing.
       seed: of the stochastic rounding. What is drawn depends on it, the step, the leaf
         and the element alone.
       by_rows: update large leaves of two axes, such as embeddings, in a loop over

@@ -10,10 +10,11 @@ numbers are apart. To the nearest an MX block would stop growing long before it 
 the mean square, since its scale has no digits that could grow, and steps would be
 longer: second moments in MX blocks are rounded stochastically, and have the next
 exponent where the OCP's rule would clip the largest. NVFP4's second scale follows the
-largest value exactly; nothing stops. No second moment becomes 0, which would divide a
-step by `eps`, but the smallest number, which makes its step shorter. It is stored as it
-is and not as its root: e5m2 has as many numbers for v as e4m3 has for its root, and
-e2m1 so rounds fewer of them to numbers that are too small.
+largest value exactly, so that to the nearest, which is closer, second moments grow;
+their roots may be off by a third, mostly too large. No second moment becomes 0, which
+would divide a step by `eps`, but the smallest number, which makes its step shorter. It
+is stored as it is and not as its root: e5m2 has as many numbers for v as e4m3 has for
+its root, and with e2m1 updates are closer to Adam's where magnitudes are alike.
 
 Error of one rounding to the nearest, of the block's largest value; stochastic rounding
 doubles it, where nothing is clipped, and has no bias above the smallest number:
@@ -22,9 +23,9 @@ doubles it, where nothing is clipped, and has no bias above the smallest number:
   to 2^-14 of the largest; of a second moment 1/9 of the element, down to 2^-28.
 - mxfp4: of a first moment 1/4, where it is clipped, and else 1/5; of a second moment
   1/5; its smallest number is 1/12 to 1/6 of the largest.
-- nvfp4: 3/17, half of the gap from 4 to 6 with a scale that is off by 1/17; the smallest
-  number of a second moment is 1/12 of the largest. A block whose largest value is less
-  than 2^-6/448 of the matrix's has a coarser scale.
+- nvfp4: 3/17, half of the gap from 4 to 6 with a scale that is off by 1/17; the
+  smallest number of a second moment is 1/12 of the largest. A block whose largest value
+  is below 2^-6/448 of the matrix's has a coarser scale.
 
 Source: OCP Microscaling Formats (MX) Specification v1.0, 2023; NVIDIA, "Pretraining
 Large Language Models with NVFP4", arXiv 2509.25149, for NVFP4; "Recipes for
