@@ -492,7 +492,7 @@ def test_rows_that_would_be_gathered(monkeypatch):
         (LowBit(8), "tpu-v5e"),
         *(
             (how, target)
-            for how in (LowBit(8, code="dynamic"), LowBit(4))
+            for how in (LowBit(8, code="dynamic"), LowBit(4), LowBit(4, code="mxfp4"))
             for target in ("h100", "tpu-v5e")
         ),
     ],
@@ -506,7 +506,7 @@ def test_temporaries_of_a_leaf(how, target):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", ["companding", "float8"])
+@pytest.mark.parametrize("code", ["companding", "float8", "mxfp8"])
 def test_temporaries_where_the_update_is_one_kernel(code):
     """On a GPU, by arithmetic: parameters included, no array of updates is made."""
     tx, p = (

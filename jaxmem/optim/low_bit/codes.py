@@ -84,7 +84,7 @@ def _microscaled(
         tensor=tensor,
         stochastic=second and not tensor,
         packed=four,
-        cheap=True,
+        cheap=not four,
     )
 
 
