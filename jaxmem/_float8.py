@@ -15,7 +15,7 @@ DTYPE = jnp.dtype(jnp.float8_e4m3fn)
 
 
 @dataclass(frozen=True)
-class Kind:
+class SmallFloat:
     """Which numbers there are.
 
     Attributes:
@@ -43,14 +43,16 @@ class Kind:
         return self.subnormal / self.steps
 
 
-E4M3 = Kind(3, 8, 2.0**-6, 448.0, DTYPE)
-E5M2 = Kind(2, 8, 2.0**-14, 57344.0, jnp.dtype(jnp.float8_e5m2))
-E2M1 = Kind(1, 4, 1.0, 6.0)
+E4M3 = SmallFloat(3, 8, 2.0**-6, 448.0, DTYPE)
+E5M2 = SmallFloat(2, 8, 2.0**-14, 57344.0, jnp.dtype(jnp.float8_e5m2))
+E2M1 = SmallFloat(1, 4, 1.0, 6.0)
 
 LARGEST, SUBNORMAL, LEAST = E4M3.largest, E4M3.subnormal, E4M3.least
 
 
-def spacing(size: Float32[Array, "*s"], kind: Kind = E4M3) -> Float32[Array, "*s"]:
+def spacing(
+    size: Float32[Array, "*s"], kind: SmallFloat = E4M3
+) -> Float32[Array, "*s"]:
     """From the number at or below a size to the next one, a power of two."""
     bits = lax.bitcast_convert_type(size, jnp.uint32) & jnp.uint32(0x7F800000)
     power = lax.bitcast_convert_type(bits, jnp.float32)
@@ -58,7 +60,7 @@ def spacing(size: Float32[Array, "*s"], kind: Kind = E4M3) -> Float32[Array, "*s
 
 
 def rounded(
-    size: Float32[Array, "*s"], draw=None, kind: Kind = E4M3
+    size: Float32[Array, "*s"], draw=None, kind: SmallFloat = E4M3
 ) -> Float32[Array, "*s"]:
     """Sizes up to the largest number as numbers of the kind, still in float32.
 
@@ -71,7 +73,9 @@ def rounded(
     return below + jnp.where(size - below > draw * step, step, 0.0)
 
 
-def codes(x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3) -> UInt8[Array, "*s"]:
+def codes(
+    x: Float32[Array, "*s"], draw=None, kind: SmallFloat = E4M3
+) -> UInt8[Array, "*s"]:
     """The bits of the numbers next to those of `x`, clipped to the largest."""
     size = rounded(jnp.minimum(jnp.abs(x), kind.largest), draw, kind)
     shift = 23 - kind.mantissa
@@ -86,7 +90,7 @@ def codes(x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3) -> UInt8[Array,
 
 
 def encoded(
-    x: Float32[Array, "*s"], draw=None, kind: Kind = E4M3
+    x: Float32[Array, "*s"], draw=None, kind: SmallFloat = E4M3
 ) -> Float[Array, "*s"]:
     """Those numbers, in the dtype of the kind."""
     return lax.bitcast_convert_type(codes(x, draw, kind), kind.dtype)

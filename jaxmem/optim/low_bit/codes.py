@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Num
 
-from jaxmem._float8 import E2M1, E4M3, E5M2, Kind
+from jaxmem._float8 import E2M1, E4M3, E5M2, SmallFloat
 from jaxmem.optim.low_bit import (
     companding,
     dynamic_map,
@@ -64,7 +64,7 @@ class Format:
     encode: Callable[..., Any]
     decode: Callable[..., Any]
     dtype: Any
-    scale: scales.Scale = scales.FLOAT32
+    scale: scales.BlockScale = scales.FLOAT32
     tensor: bool = False
     stochastic: bool = False
     root: bool = False
@@ -73,7 +73,10 @@ class Format:
 
 
 def _microscaled(
-    kind: Kind, scale: scales.Scale, tensor: bool = False, second: bool = False
+    kind: SmallFloat,
+    scale: scales.BlockScale,
+    tensor: bool = False,
+    second: bool = False,
 ) -> Format:
     four = kind is E2M1
     return Format(

@@ -38,10 +38,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Float32, Int32
 
-from jaxmem._float8 import E2M1, Kind, codes, encoded
+from jaxmem._float8 import E2M1, SmallFloat, codes, encoded
 
 
-def encoder(kind: Kind, positive: bool = False) -> Callable:
+def encoder(kind: SmallFloat, positive: bool = False) -> Callable:
     """`(y, draw)`: the codes of values; `draw` in [0, 1) rounds stochastically.
 
     Args:

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float32, UInt8
 
 from jaxmem import _float8
-from jaxmem._float8 import Kind
+from jaxmem._float8 import SmallFloat
 
 SMALLEST = 2.0**-100  # of a scale: a block of zeros divides by it
 _NAN = 255  # of exponents
@@ -25,7 +25,7 @@ def _cast(dtype: Any) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Scale:
+class BlockScale:
     """How the scale of a block is found and stored.
 
     Attributes:
@@ -58,11 +58,11 @@ def _upward(largest: Float32[Array, "*s"]) -> Float32[Array, "*s"]:
     return lax.reduce_precision(_largest(largest) * (1 + 2.0**-8), 8, 7)
 
 
-FLOAT32 = Scale(jnp.float32, _largest, _cast(jnp.float32))
-BFLOAT16 = Scale(jnp.bfloat16, _upward, _cast(jnp.bfloat16))
+FLOAT32 = BlockScale(jnp.float32, _largest, _cast(jnp.float32))
+BFLOAT16 = BlockScale(jnp.bfloat16, _upward, _cast(jnp.bfloat16))
 
 
-def shared_exponent(kind: Kind, *, clips: bool = True) -> Scale:
+def shared_exponent(kind: SmallFloat, *, clips: bool = True) -> BlockScale:
     """A power of two as its exponent plus 127, uint8: E8M0 of the OCP's MX formats.
 
     Args:
@@ -83,7 +83,7 @@ def shared_exponent(kind: Kind, *, clips: bool = True) -> Scale:
             scale = jnp.where(largest > kind.largest * scale, 2 * scale, scale)
         return jnp.where(jnp.isfinite(largest), scale, jnp.nan)
 
-    return Scale(jnp.uint8, chosen, _exponent, _power)
+    return BlockScale(jnp.uint8, chosen, _exponent, _power)
 
 
 def _exponent(scale: Float32[Array, "*s"]) -> UInt8[Array, "*s"]:
@@ -113,7 +113,7 @@ def _fraction_stored(scale):
 
 
 # of a block whose values are divided by the scale of their tensor
-FLOAT8 = Scale(_float8.DTYPE, _fraction, _fraction_stored)
+FLOAT8 = BlockScale(_float8.DTYPE, _fraction, _fraction_stored)
 
 
 def of_tensor(largest: Float32[Array, "*b rows blocks"]) -> Float32[Array, "*b"]:
