@@ -168,10 +168,11 @@ def shampoo(
         `optax.adamw`. With it `update` needs the parameters.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
-      b1, b2, eps, block_size, precondition_frequency, start_preconditioning_step,
-        grafting, grafting_b2, grafting_eps, stacked, weight_dimension_numbers, bits,
-        preconditioner_dtype: see `scale_by_shampoo`, which has the rule, its error and
-        the bytes.
+      b1, b2, eps, block_size: see `scale_by_shampoo`, as for all that follow, which has
+        the rule, its error and the bytes.
+      precondition_frequency, start_preconditioning_step: see there.
+      grafting, grafting_b2, grafting_eps: see there.
+      stacked, weight_dimension_numbers, bits, preconditioner_dtype: see there.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`, a chain of `scale_by_shampoo`, the

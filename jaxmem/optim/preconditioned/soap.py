@@ -156,9 +156,10 @@ def soap(
         `update` needs the parameters.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
-      b1, b2, shampoo_beta, eps, precondition_frequency, max_precond_dim, one_sided,
-        correct_bias, stacked, weight_dimension_numbers, bits, preconditioner_dtype: see
-        `scale_by_soap`, which has the rule, its error and the bytes.
+      b1, b2, shampoo_beta, eps: see `scale_by_soap`, as for all that follow, which has
+        the rule, its error and the bytes.
+      precondition_frequency, max_precond_dim, one_sided, correct_bias: see there.
+      stacked, weight_dimension_numbers, bits, preconditioner_dtype: see there.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`, a chain of `scale_by_soap`, the weight
