@@ -293,7 +293,11 @@ def test_released(how):
 @pytest.mark.parametrize("how", [{}, CODES], ids=["float32", "codes"])
 def test_compiles_for_absent_chips(target, how):
     """QR and eigendecompositions are calls of libraries on GPU and TPU."""
-    tx = soap(LR, stacked="*", **how)
+    compiles_in_place(soap(LR, stacked="*", **how), target)
+
+
+def compiles_in_place(tx, target):
+    """A step compiles for the chip, and its state is updated where it lies."""
     params = jax.eval_shape(layers)
     state = params, jax.eval_shape(tx.init, params)
     x = jax.ShapeDtypeStruct((8, 32), jnp.float32)

@@ -26,7 +26,7 @@ from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import scans_in, space_in, space_of
-from jaxmem.scheduling.recompute.to_host import in_order, sent_away
+from jaxmem.scheduling.recompute.to_host import in_order
 from tests.memory.test_estimate import needs_h100
 from tests.memory.test_wrong_slices import offloaded
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
@@ -206,7 +206,8 @@ def test_rows_from_the_host_are_sharded_as_the_forward_pass_has_them():
 def test_a_tpu_sends_the_largest_and_a_gpu_what_has_most_to_run_beside():
     (pair,) = scans_in(rewritten(*problem(), NO_CHOICE))
     found = {*pair.slots.values()}
-    first, large = (in_order(pair, found, chip) for chip in ("h100", "tpu-v5e"))
+    chips = "h100", "tpu-v5e"
+    first, large = (in_order(pair, found, chip).variables for chip in chips)
     assert first != large and {*first} == {*large} == found
     sizes = [kept_size(v) for v in large]
     assert sizes == sorted(sizes, reverse=True)
@@ -232,12 +233,12 @@ def test_what_is_made_late_is_sent_beside_the_next_layer(reverse):
     flip = lambda ws: ws[::-1] if reverse else ws
     step = jax.grad(lambda ws, x: thirds(flip(ws), x))
     (pair,) = scans_in(rewritten(step, args, NO_CHOICE))
-    about = pair, pair.slots.values(), 1, None
-    away = sent_away(*about, "h100")
-    assert away.later and away.later < away.variables
-    middle = max(pair.body.maker.get(v, -1) for v in away.variables - away.later)
+    away = in_order(pair, {*pair.slots.values()}, "h100")
+    assert away.later and away.later < {*away.variables}
+    early = {*away.variables} - away.later
+    middle = max(pair.body.maker.get(v, -1) for v in early)
     assert all(pair.body.maker[v] > middle for v in away.later)
-    assert not sent_away(*about, "tpu-v5e").later
+    assert not in_order(pair, {*pair.slots.values()}, "tpu-v5e").later
 
 
 @needs_h100

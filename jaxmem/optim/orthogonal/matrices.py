@@ -9,7 +9,7 @@ from jax.tree_util import keystr
 from jaxtyping import PyTree
 
 from jaxmem._checks import shown, wrong_type
-from jaxmem._paths import selection
+from jaxmem._paths import check_selection, selection
 
 _ALLOWED = (
     "optax.contrib.MuonDimensionNumbers, None, a tree of these with the structure of "
@@ -62,8 +62,8 @@ def axes_of_leaves(
     tree: PyTree,
     numbers: Any,
     stacked: Any,
-    who: str = "muon",
-    name: str = "muon_weight_dimension_numbers",
+    who: str,
+    name: str,
 ) -> list[MatrixAxes | None]:
     """For each leaf its axes; None for a leaf that is left to Adam.
 
@@ -86,7 +86,23 @@ def axes_of_leaves(
     return [_axes(name, keystr(path), x, dims) for (path, x), dims in pairs]
 
 
-def check_numbers_of(numbers: Any, name: str = "muon_weight_dimension_numbers") -> None:
+def check_axes_of(numbers: Any, stacked: Any, name: str) -> None:
+    """An error for two arguments that do not say which leaves are matrices.
+
+    Args:
+      numbers, stacked: as for `axes_of_leaves`.
+      name: of the argument with the dimension numbers.
+    """
+    _check_numbers(numbers, name)
+    check_selection("stacked", stacked)
+    if numbers is not None and stacked is not None:
+        raise ValueError(
+            f"stacked={shown(stacked)} with {name}: both say which axes count layers; "
+            "give one of them"
+        )
+
+
+def _check_numbers(numbers: Any, name: str) -> None:
     """TypeError for what no dimension numbers can be."""
     if numbers is None or (callable(numbers) and not _is_numbers(numbers)):
         return
@@ -111,7 +127,7 @@ def _is_numbers(x: Any) -> bool:
 
 def _spread(name: str, numbers: Any, tree: PyTree) -> list[Any]:
     """Dimension numbers, or None, of each leaf."""
-    check_numbers_of(numbers, name)
+    _check_numbers(numbers, name)
     ends = lambda x: x is None or _is_numbers(x)
     found: list[Any] = []
     try:

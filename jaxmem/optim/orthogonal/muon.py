@@ -20,13 +20,12 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
-from jaxmem._paths import check_selection
 from jaxmem.optim._adama_arguments import check_mask, check_rate
 from jaxmem.optim.factored.arguments import decay, decayed, number
 from jaxmem.optim.factored.leaves import check_real
 from jaxmem.optim.low_bit.adam import adamw
 from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit
-from jaxmem.optim.orthogonal.matrices import axes_of_leaves, check_numbers_of
+from jaxmem.optim.orthogonal.matrices import axes_of_leaves, check_axes_of
 from jaxmem.optim.orthogonal.newton_schulz import (
     DION,
     STANDARD,
@@ -36,6 +35,7 @@ from jaxmem.optim.orthogonal.newton_schulz import (
 )
 from jaxmem.optim.orthogonal.rule import MuonLeaf, MuonRule, of_matrices
 
+_NUMBERS = "muon_weight_dimension_numbers"
 _PRESETS = {"standard": STANDARD, "dion": DION}
 _COEFFS = 'three numbers, such three for each step, "standard" or "dion"'
 _SHARDINGS = (
@@ -220,13 +220,7 @@ class _Leaves:
     """Which leaves of a tree are matrices, and how these are sharded."""
 
     def __init__(self, numbers: Any, stacked: Any, shardings: Any) -> None:
-        check_numbers_of(numbers)
-        check_selection("stacked", stacked)
-        if numbers is not None and stacked is not None:
-            raise ValueError(
-                f"stacked={shown(stacked)} with muon_weight_dimension_numbers: both "
-                "say which axes count layers; give one of them"
-            )
+        check_axes_of(numbers, stacked, _NUMBERS)
         for x in jax.tree.leaves(shardings):
             if not isinstance(x, NamedSharding):
                 raise wrong_type("shardings", shardings, _SHARDINGS)
@@ -235,7 +229,7 @@ class _Leaves:
     def of(self, tree: PyTree) -> tuple[dict[str, MuonLeaf], PyTree]:
         """The matrices by path, and a tree of labels."""
         paths = [keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-        axes = axes_of_leaves(tree, self.numbers, self.stacked)
+        axes = axes_of_leaves(tree, self.numbers, self.stacked, "muon", _NUMBERS)
         every = zip(paths, axes, self._spread(tree), strict=True)
         found = {path: MuonLeaf(one, s) for path, one, s in every if one is not None}
         labels = ["muon" if path in found else "adam" for path in paths]

@@ -6,15 +6,14 @@ done in a loop, one after another: their products are there one at a time, and
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree, UInt32
 
-from jaxmem._checks import shown, wrong_value
-from jaxmem._paths import check_selection
+from jaxmem._checks import check_choice, wrong_value
 from jaxmem.optim.factored.leaves import check_real, map_leaves
 from jaxmem.optim.low_bit.codes import pack, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit, zeros_of
@@ -26,10 +25,10 @@ from jaxmem.optim.low_rank.zeros import zeros_along
 from jaxmem.optim.orthogonal.matrices import (
     MatrixAxes,
     axes_of_leaves,
-    check_numbers_of,
+    check_axes_of,
 )
 from jaxmem.optim.orthogonal.sharded import over_batch
-from jaxmem.optim.preconditioned.symmetric import Zeros
+from jaxmem.optim.preconditioned.symmetric import PreconditionerDType, Zeros
 
 _NUMBERS = "weight_dimension_numbers"
 _MOMENTS = (0, 1)  # the first two fields of a leaf, and what they are of `LowBit`
@@ -44,8 +43,8 @@ class MatrixRule(Protocol):
         ...
 
     @property
-    def draws(self) -> bool:
-        """Whether something is rounded stochastically, so that matrices need seeds."""
+    def dtype(self) -> PreconditionerDType:
+        """Of what is kept beside the moments; all but float32 is rounded."""
         ...
 
     @property
@@ -86,13 +85,7 @@ class MatrixLeaves(NamedTuple):
 
 def checked_leaves(who: str, numbers: Any, stacked: Any) -> MatrixLeaves:
     """The arguments, or an error that names the wrong one."""
-    check_numbers_of(numbers, _NUMBERS)
-    check_selection("stacked", stacked)
-    if numbers is not None and stacked is not None:
-        raise ValueError(
-            f"stacked={shown(stacked)} with {_NUMBERS}: both say which axes count "
-            "layers; give one of them"
-        )
+    check_axes_of(numbers, stacked, _NUMBERS)
     return MatrixLeaves(who, numbers, stacked)
 
 
@@ -102,6 +95,12 @@ def checked_codes(bits: Any) -> LowBit:
     if how.on_host:
         raise wrong_value("bits", how, "not on_host (see jaxmem.optim.on_host)")
     return how
+
+
+def checked_dtype(preconditioner_dtype: Any) -> PreconditionerDType:
+    """How what is kept beside the moments is stored."""
+    kinds = get_args(PreconditionerDType)
+    return check_choice("preconditioner_dtype", preconditioner_dtype, kinds)
 
 
 def of_matrices(
@@ -168,7 +167,7 @@ def _update(
 ) -> tuple:
     """(update, *fields) of a leaf."""
     batch = () if axes is None else tuple(g.shape[d] for d in axes.batch)
-    seeds = seeds_of(rule.how.seed, path, count, batch) if rule.draws else None
+    seeds = seeds_of(rule.how.seed, path, count, batch) if _draws(rule) else None
     if axes is None or not axes.leading:
         return _of_array(rule, axes, count, seeds, g, *fields)
     of_one = lambda seed, g, *own: _of_array(rule, axes.of_one, count, seed, g, *own)
@@ -217,6 +216,12 @@ def _packed(how: LowBit, which: int, like, x, seed: UInt32[Array, ""] | None):
     return pack(how.formats[which], x.shape[-1] // like.scale.shape[-1], x, draw)
 
 
-def drawn(seed: Any, which: int) -> UInt32[Array, ""]:
-    """A seed of its own for each thing that is rounded of a matrix."""
-    return mix(seed + jnp.uint32(which))
+def _draws(rule: MatrixRule) -> bool:
+    """Whether something is rounded stochastically, so that matrices need seeds."""
+    return rule.dtype != "float32" or any(map(rule.how.draws, _MOMENTS))
+
+
+def drawn(seed: Any, which: int) -> Any:
+    """A seed of its own, uint32[], for each thing that is rounded of a matrix; None
+    where nothing is."""
+    return None if seed is None else mix(seed + jnp.uint32(which))

@@ -13,6 +13,7 @@ from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.preconditioned.grafting import Grafting, GraftingRule
 from jaxmem.optim.preconditioned.leaves import (
     checked_codes,
+    checked_dtype,
     checked_leaves,
     of_matrices,
 )
@@ -129,9 +130,7 @@ def scale_by_shampoo(
             decay("grafting_b2", grafting_b2),
             number("grafting_eps", grafting_eps, at_least=0),
         ),
-        dtype=check_choice(
-            "preconditioner_dtype", preconditioner_dtype, get_args(PreconditionerDType)
-        ),
+        dtype=checked_dtype(preconditioner_dtype),
     )
     leaves = checked_leaves("scale_by_shampoo", weight_dimension_numbers, stacked)
     return of_matrices(rule, leaves, ShampooState)

@@ -21,6 +21,7 @@ from jaxmem.optim.preconditioned.symmetric import (
     empty_symmetric,
     load_symmetric,
     store_symmetric,
+    with_gradient,
 )
 
 
@@ -79,11 +80,6 @@ class ShampooRule(NamedTuple):
     dtype: PreconditionerDType
 
     @property
-    def draws(self) -> bool:
-        """Whether a matrix needs a seed."""
-        return self.dtype != "float32" or any(map(self.how.draws, (0, 1)))
-
-    @property
     def has_moments(self) -> tuple[bool, bool]:
         """The grafted rule may have no second moment."""
         return True, self.grafting.has_moment
@@ -106,7 +102,7 @@ class ShampooRule(NamedTuple):
         for row in block_groups(rows, columns, self.block_size):
             parts.append([])
             for group in row:
-                own = None if seed is None else drawn(seed, 2 + len(states))
+                own = drawn(seed, 2 + len(states))
                 arrays = [group.taken(x) for x in (g, ahead, step)]
                 u, state = self._of_group(count, own, next(kept), arrays)
                 parts[-1].append(group.placed(u))
@@ -140,9 +136,8 @@ class ShampooRule(NamedTuple):
     def _side(self, count, seed, which: int, state: RootState, g) -> RootState:
         """A side with this gradient in it, and its root where that is due."""
         add = 1.0 if self._sums else 1 - self.b2
-        new = self.b2 * load_symmetric(state.gram) + add * (g @ g.T)
-        own = None if self.dtype == "float32" else drawn(seed, which)
-        gram, t = store_symmetric(new, self.dtype, own), count + 1
+        how = self.b2, add, self.dtype, drawn(seed, which)
+        gram, t = with_gradient(state.gram, g, *how), count + 1
 
         def renewed(gram, root):
             correct = 1.0 if self._sums else 1 - self.b2 ** t.astype(jnp.float32)

@@ -1,17 +1,18 @@
 """`soap`: Adam in the eigenbasis of Shampoo's preconditioner."""
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from jaxmem._checks import check_bool, check_choice, check_int
+from jaxmem._checks import check_bool, check_int
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.preconditioned.leaves import (
     checked_codes,
+    checked_dtype,
     checked_leaves,
     of_matrices,
 )
@@ -47,9 +48,9 @@ def scale_by_soap(
 
     in float32, and if t is a multiple of `precondition_frequency`, Ql becomes the Q of
     the QR of L Ql, its columns sorted before by the diagonal of Ql^T L Ql, Qr likewise;
-    mu turns with them, and nu is sorted. The first call has no update and leaves the
-    moments at zero: it makes L, R and their eigenvectors Ql, Qr. Leaves of no matrices
-    take Adam, and skip the first call, too.
+    mu is rotated with them, and nu is sorted. The first call has no update and leaves
+    the moments at zero: it makes L, R and their eigenvectors Ql, Qr. Leaves of no
+    matrices take Adam, and skip the first call, too.
 
     The matrices of a stack [layers, m, n] are done one after another: products and
     decompositions of one matrix are there at a time, and `jaxmem.schedule` moves each
@@ -117,9 +118,7 @@ def scale_by_soap(
         largest=check_int("max_precond_dim", max_precond_dim, 1),
         one_sided=check_bool("one_sided", one_sided),
         correct_bias=check_bool("correct_bias", correct_bias),
-        dtype=check_choice(
-            "preconditioner_dtype", preconditioner_dtype, get_args(PreconditionerDType)
-        ),
+        dtype=checked_dtype(preconditioner_dtype),
     )
     leaves = checked_leaves("scale_by_soap", weight_dimension_numbers, stacked)
     return of_matrices(rule, leaves, SoapState)

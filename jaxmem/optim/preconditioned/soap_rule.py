@@ -21,7 +21,7 @@ from jaxmem.optim.preconditioned.symmetric import (
     Zeros,
     empty_symmetric,
     load_symmetric,
-    store_symmetric,
+    with_gradient,
 )
 
 _SIDES = ("left", "right")
@@ -73,11 +73,6 @@ class SoapRule(NamedTuple):
     dtype: PreconditionerDType
 
     @property
-    def draws(self) -> bool:
-        """Whether a matrix needs a seed."""
-        return self.dtype != "float32" or any(map(self.how.draws, (0, 1)))
-
-    @property
     def has_moments(self) -> tuple[bool, bool]:
         """Both moments are kept."""
         return True, True
@@ -103,8 +98,9 @@ class SoapRule(NamedTuple):
         u = jnp.where(count == 0, 0.0, rotated_back(u, *bases))
         if left is None and right is None:
             return u, m, v, None, None
+        how = self.gram_decay, 1 - self.gram_decay, self.dtype
         grams = [
-            None if s is None else self._gram(seed, i, s.gram, x)
+            None if s is None else with_gradient(s.gram, x, *how, drawn(seed, 2 + i))
             for i, (s, x) in enumerate(zip(sides, (g, g.T), strict=True))
         ]
         stored = [None if s is None else s.basis for s in sides]
@@ -125,13 +121,6 @@ class SoapRule(NamedTuple):
             t = jnp.maximum(count, 1).astype(jnp.float32)
             u = u * (jnp.sqrt(1 - self.b2**t) / (1 - self.b1**t))
         return u, m, v
-
-    def _gram(self, seed, side: int, stored, g):
-        """A Gram matrix with this gradient in it, as it is stored."""
-        decay = self.gram_decay
-        new = decay * load_symmetric(stored) + (1 - decay) * (g @ g.T)
-        own = None if self.dtype == "float32" else drawn(seed, 2 + side)
-        return store_symmetric(new, self.dtype, own)
 
     def _refreshed(self, count, grams, bases, m, v):
         """The bases as they are stored, and the moments in them."""

@@ -47,12 +47,26 @@ def store_symmetric(
     seed: UInt32[Array, ""] | None = None,
 ) -> Any:
     """The matrix as it is kept; with a seed it is rounded stochastically."""
+    if kind == "float32":
+        return x
     bits = None if seed is None else counter_bits(seed, x.shape)
     if kind != "int8":
         return store(x, kind, bits)
     diagonal = jnp.diagonal(x)
     off = jnp.where(jnp.eye(len(x), dtype=bool), jnp.zeros_like(x), x)
     return SymmetricCodes(diagonal, store(off, kind, bits))
+
+
+def with_gradient(
+    stored: Any,
+    g: Float32[Array, "n k"],
+    keep: Any,
+    add: Any,
+    kind: PreconditionerDType,
+    seed: UInt32[Array, ""] | None,
+) -> Any:
+    """`keep` of a stored Gram matrix and `add` of a gradient's, as it is stored."""
+    return store_symmetric(keep * load_symmetric(stored) + add * (g @ g.T), kind, seed)
 
 
 def load_symmetric(stored: Any) -> Float32[Array, "n n"]:

@@ -21,8 +21,8 @@ from jaxmem.planning import Graph, Operation, Value
 
 PRODUCT = "dot_general"
 SMALL = 64 * 2**20  # bytes of operands and result: xla_gpu_dot_merger_threshold_mb
-# How many of two products have to be small to be merged.
-_BOTH = all if jax.__version_info__ >= (0, 12) else any
+# Which of two products have to be small to be merged.
+_MERGES_SMALL = all if jax.__version_info__ >= (0, 12) else any
 
 
 def merged(
@@ -99,7 +99,7 @@ def _groups(graph: Graph, products: Sequence[_Product]) -> Iterator[_Product]:
             group, *others = rest
             rest = []
             for product in others:
-                small = _BOTH((group.is_small, product.is_small))
+                small = _MERGES_SMALL((group.is_small, product.is_small))
                 if small and order.joins(group.operations[0], product.operations[0]):
                     group = group.beside(product, key[2])
                 else:

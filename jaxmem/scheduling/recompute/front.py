@@ -27,7 +27,7 @@ from jaxmem.scheduling.recompute.minimum_cut import (
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import SearchSpace
-from jaxmem.scheduling.recompute.to_host import in_order, sent_away
+from jaxmem.scheduling.recompute.to_host import first_of, in_order
 from jaxmem.scheduling.recompute.unrolled import Unrolled
 from jaxmem.scheduling.recompute.unrolled_cut import (
     made_together,
@@ -253,15 +253,16 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     config = candidate.choice.get(Recompute)
     cuts = _cuts(space, config.rate)
     least = max(1, round(_SMALL * max((found.bytes for _, found in cuts), default=0)))
-    order = (in_order(pair, found.variables, space.target) for pair, found in cuts)
-    large = ([n for n in map(kept_size, one) if n >= least] for one in order)
+    orders = [in_order(pair, found.variables, space.target) for pair, found in cuts]
+    sizes = (map(kept_size, order.variables) for order in orders)
+    large = ([n for n in one if n >= least] for one in sizes)
     sums = map(itertools.accumulate, large)
     layers = [_layer_seconds(space, *one) for one in cuts]
     for most in sorted(set(itertools.chain.from_iterable(sums))):
         sent = replace(config, offload=least, offload_most=most)
         gone, waited = 0.0, 0.0
-        for (pair, found), took in zip(cuts, layers, strict=True):
-            away = sent_away(pair, found.variables, least, most, space.target)
+        for (pair, _), order, took in zip(cuts, orders, layers, strict=True):
+            away = first_of(pair, order, least, most)
             row = sum(kept_size(v) / pair.shards(v) for v in away.variables)
             gone += pair.length * row
             waited += pair.length * _waited(space, took, row)

@@ -33,7 +33,7 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     unpacked,
 )
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
-from jaxmem.scheduling.recompute.to_host import Offloaded, sent_away
+from jaxmem.scheduling.recompute.to_host import Offloaded, first_of, in_order
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,19 @@ def rewrites(
     """The pairs of scans in which something can be saved, at `price` or less."""
     for pair in pairs(closed, given):
         found = cut(pair, price)
-        most = config.offload, config.offload_most
-        away = sent_away(pair, found.variables, *most, target)
+        away = _offloaded(pair, found, config, target)
         rewrite = rewrite_of(pair, found, pair.length, away)
         # what is sent to the host frees the device even where as much is kept
         if found.cost < pair.bytes or rewrite.sent:
             yield rewrite
+
+
+def _offloaded(pair: Pair, found: Cut, config: Recompute, target: str) -> Offloaded:
+    """What of a cut is offloaded to the host."""
+    if config.offload is None:
+        return Offloaded()
+    order = in_order(pair, found.variables, target)
+    return first_of(pair, order, config.offload, config.offload_most)
 
 
 def rewrites_by_names(
@@ -107,7 +114,7 @@ def rewrite_of(
     pair: Pair,
     found: Cut,
     layers: int,
-    offloaded: Offloaded = Offloaded(),  # noqa: B008 - it is frozen
+    away: Offloaded = Offloaded(),  # noqa: B008 - it is frozen
 ) -> PairRewrite:
     """What is recomputed in the first layers of a pair, where this is kept."""
     whole = layers == pair.length
@@ -115,14 +122,14 @@ def rewrite_of(
     for slot, v in pair.slots.items():
         # a mask is packed into bits, and what waits on the host is sent there: neither
         # can stay in the stack that JAX made
-        otherwise = (whole and is_mask(v)) or v in offloaded.variables
+        otherwise = (whole and is_mask(v)) or v in away.variables
         if v in found.variables and v not in stays.values() and not otherwise:
             stays[slot] = v
     slots = {slot: v for slot, v in pair.slots.items() if slot not in stays}
     instead = tuple(v for v in found.variables if v not in stays.values())
     carried = tuple(x for x in found.loop_carried if x.slot in slots)
     stays = stays | pair.fixed
-    return PairRewrite(pair, slots, carried, stays, instead, offloaded, layers)
+    return PairRewrite(pair, slots, carried, stays, instead, away, layers)
 
 
 class _KeptStacks(NamedTuple):

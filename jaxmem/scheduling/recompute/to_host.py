@@ -7,6 +7,7 @@ of its layer, and one of the second half beside the next layer's first half.
 """
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,63 +24,48 @@ class Offloaded:
     """Variables of a forward body that are offloaded to the host.
 
     Attributes:
-      variables: those.
+      variables: those, in the order in which they are chosen.
       later: those of them that are sent beside the next layer.
     """
 
-    variables: frozenset[Any] = frozenset()
+    variables: tuple[Any, ...] = ()
     later: frozenset[Any] = frozenset()
 
 
-def sent_away(
-    pair: Pair,
-    kept: Iterable[Any],
-    least: Bytes | None,
-    most: Bytes | None,
-    target: str,
+def in_order(pair: Pair, variables: Iterable[Any], target: str) -> Offloaded:
+    """All of these variables, those first that had better be offloaded."""
+    found = sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
+    if not is_gpu(target):
+        # XLA for TPUs sends it beside all of the next layer: small arrays stay, as what
+        # is left of a budget allows
+        return Offloaded(tuple(sorted(found, key=kept_size, reverse=True)))
+    beside = _beside(pair, target)
+    # what has most of a layer to run beside on its way
+    found.sort(key=lambda v: max(beside[v]), reverse=True)
+    later = (v for v in found if beside[v][0] > beside[v][1])
+    return Offloaded(tuple(found), frozenset(later))
+
+
+def first_of(
+    pair: Pair, order: Offloaded, least: Bytes, most: Bytes | None
 ) -> Offloaded:
-    """What of the variables that are kept is offloaded to the host.
+    """The first of an order, as far as there is room.
 
     Args:
       pair: the scans.
-      kept: variables of the forward body.
-      least: bytes of a layer from which one may; None: none may.
-      most: bytes of a layer that wait there at most; None: as many as there are.
-      target: the chip.
+      order: made by `in_order`.
+      least: bytes of a layer from which a variable may be offloaded.
+      most: bytes of a layer that are offloaded at most; None: as many as there are.
     """
-    if least is None:
-        return Offloaded()
-    large = in_order(pair, (v for v in kept if kept_size(v) >= least), target)
-    if most is None:
-        return _offloaded(pair, large, target)
     # another of the pair's rewrites may have sent some already
     there = filter(is_var, pair.body.outvars)
-    sent, room = [], most - sum(map(host_bytes, there))
-    for v in large:
-        if kept_size(v) <= room:
+    room = math.inf if most is None else most - sum(map(host_bytes, there))
+    sent = []
+    for v in order.variables:
+        if least <= kept_size(v) <= room:
             room -= kept_size(v)
             sent.append(v)
-    return _offloaded(pair, sent, target)
-
-
-def in_order(pair: Pair, variables: Iterable[Any], target: str) -> list[Any]:
-    """Variables of the forward body in the order in which they go to the host."""
-    found = sorted(variables, key=lambda v: pair.body.maker.get(v, -1))
-    if is_gpu(target):
-        # what has most of a layer to run beside on its way
-        beside = _beside(pair, target)
-        return sorted(found, key=lambda v: max(beside[v]), reverse=True)
-    # XLA for TPUs sends it beside all of the next layer: small arrays stay, as what is
-    # left of a budget allows
-    return sorted(found, key=kept_size, reverse=True)
-
-
-def _offloaded(pair: Pair, variables: Iterable[Any], target: str) -> Offloaded:
-    sent = frozenset(variables)
-    if not is_gpu(target):
-        return Offloaded(sent)
-    beside = _beside(pair, target)
-    return Offloaded(sent, frozenset(v for v in sent if beside[v][0] > beside[v][1]))
+    return Offloaded(tuple(sent), order.later.intersection(sent))
 
 
 def _beside(pair: Pair, target: str) -> dict[Any, tuple[float, float]]:
