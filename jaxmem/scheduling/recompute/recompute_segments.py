@@ -91,23 +91,32 @@ def _of_any_size(
             taken = [a.get(sizes, b) for a, b in zip(in_sizes, flat, strict=True)]
             kept = sum(figures.bytes for figures in taken)
             time = sum(figures.seconds for figures in taken)
+            moved = sum(figures.moved for figures in taken)
             choice = candidate.choice.having(InSegments(rate, sizes))
-            longer = space.longer(time, whole - kept)
+            longer = space.longer(time, whole - moved)
             yield Candidate(choice, kept, longer)
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """Of a pair of scans: bytes kept, and seconds of recomputation."""
+    """Of a pair of scans.
+
+    Attributes:
+      bytes: kept at one time.
+      moved: written and read: what the layers of a segment keep, too, when it is run a
+        second time.
+      seconds: of recomputation.
+    """
 
     bytes: int
+    moved: int
     seconds: float
 
 
 def _in_no_segments(pair: Pair, found: Cut, rates: Rates) -> _Figures:
     eqns = ((pair.body.eqns[i], pair.length) for i in found.recomputed)
     kept = round(pair.length * pair.kept_on_device(found.variables))
-    return _Figures(kept, _seconds(eqns, rates, pair.inside()))
+    return _Figures(kept, kept, _seconds(eqns, rates, pair.inside()))
 
 
 def _by_size(pair: Pair, found: Cut, rates: Rates) -> Iterator[tuple]:
@@ -118,7 +127,8 @@ def _by_size(pair: Pair, found: Cut, rates: Rates) -> Iterator[tuple]:
     within = _seconds(plans[0].layer.recomputed, rates, pair.inside())
     layer = _seconds(((eqn, 1) for eqn in plans[0].paid), rates, pair.inside())
     for plan in plans:
-        yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
+        took = within + plan.layers * layer
+        yield plan.sizes, _Figures(plan.bytes, plan.moved_bytes, took)
 
 
 def _seconds(

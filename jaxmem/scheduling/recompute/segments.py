@@ -62,9 +62,20 @@ class Segments:
     @property
     def bytes(self) -> int:
         """What is kept at one time, on one device."""
-        of = self.pair.kept_on_device
-        starts = sum(self.counts) * of(self.starts)
-        return int(starts + self.sizes[-1] * of(self.layer.instead))
+        return int(self._starts + self.sizes[-1] * self._of_a_layer)
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is written and read, on one device: all layers keep theirs in turn."""
+        return int(self._starts + self.pair.length * self._of_a_layer)
+
+    @property
+    def _starts(self) -> float:
+        return sum(self.counts) * self.pair.kept_on_device(self.starts)
+
+    @property
+    def _of_a_layer(self) -> float:
+        return self.pair.kept_on_device(self.layer.instead)
 
     @property
     def layers(self) -> int:

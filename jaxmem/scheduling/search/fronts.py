@@ -1,6 +1,7 @@
 """The passes' candidates, one pass after the other, until something fits.
 
-What fits first is taken; then each pass is asked for candidates that take less time.
+The pass of which the fastest is expected to fit comes first. What fits first is taken;
+then each pass is asked for candidates that take less time.
 """
 
 import math
@@ -19,6 +20,7 @@ from jaxmem.scheduling._searched import (
 )
 from jaxmem.scheduling.search.asks import Search
 from jaxmem.scheduling.search.budget import BudgetSearch
+from jaxmem.scheduling.search.peaks import Peaks
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
@@ -77,25 +79,12 @@ class Fronts:
         self, front: Front, one: Searched | None = None, most: int = _MOST - _KEPT
     ) -> Search[ReportedTrial]:
         """The best of some candidates, and of what was tried, in `most` compiles."""
-        peaks = {t.choice: t.peak for t in self.trials.tried}
-        known = any(c.choice in peaks for c in front)
-        # what other fronts took above their predictions, at least
-        last, self._last = self._last, front
-        above = [peaks[c.choice] - c.bytes for c in last if c.choice in peaks]
-        if one is not None and one.whole_step:
-            above = [self._above_prediction()]
-        elif above and not _kinds(last) & _kinds(front):
-            # what their bytes are of need not be the same
-            first = front[0]
-            peak = self.step.traced.predicted(first.choice) + self._above_prediction()
-            above = [peak - first.bytes]
-        elif self.quick and not self.trials.tried:
-            above = [self.step.traced.peak(front[0].choice) - front[0].bytes]
+        rest, self._last = self._rest(front, one), front
         how = BudgetSearch(
             front,
             int(self.trials.limit),
             tuple(self.trials.tried),
-            rest=None if known else min(above, default=None),
+            rest=rest,
             slack=self.step.traced.slack(),
             most=1 if self.quick else most,
             free=self.free,
@@ -103,6 +92,27 @@ class Fronts:
             between=self._between,
         )
         return (yield from how.search())
+
+    def _rest(self, front: Front, one: Searched | None) -> float | None:
+        """What peaks are expected to take above the bytes of a front's candidates.
+
+        None where a candidate was compiled, or where nothing tells.
+        """
+        peaks = {t.choice: t.peak for t in self.trials.tried}
+        if any(c.choice in peaks for c in front):
+            return None
+        if one is not None and one.whole_step:
+            return self._above_prediction()
+        # what other fronts took above their predictions, at least
+        above = [peaks[c.choice] - c.bytes for c in self._last if c.choice in peaks]
+        first = front[0]
+        if above and not _kinds(self._last) & _kinds(front):
+            # what their bytes are of need not be the same
+            peak = self.step.traced.predicted(first.choice) + self._above_prediction()
+            return peak - first.bytes
+        if self.quick and not self.trials.tried:
+            return self.step.traced.peak(first.choice) - first.bytes
+        return min(above, default=None)
 
     def _first(self) -> Search[ReportedTrial]:
         error, looked_at = None, []
@@ -119,16 +129,41 @@ class Fronts:
         raise error
 
     def _in_turn(self) -> Iterator[tuple[Searched | None, Front]]:
-        """Candidates that will do by predictions, and then all, of each pass."""
+        """Fronts in which something is expected to fit, the fastest first; then all.
+
+        Of each pass first the candidates that will do by predictions.
+        """
         if not any(one.in_parts for one in self.passes):
             yield None, self.step.front
+        parts = [one for one in self.passes if not one.whole_step]
+        fronts = [(one, self._within_limit(one)) for one in parts]
+        expected = [(self._seconds(front, one), one, front) for one, front in fronts]
+        for seconds, *found in sorted(expected, key=lambda three: three[0]):
+            if math.isfinite(seconds):
+                yield tuple(found)
         for one in self.passes:
-            front = one.candidates(self.step, self._bound(self.trials.limit))
-            if one.in_parts and any(_asks(one, c.choice) for c in front):
-                self._refining.append(one)
-                self.step = replace(self.step, refined=self._refined)
-            yield one, front
+            yield one, self._within_limit(one)
             yield one, one.candidates(self.step, self._bound(-math.inf))
+
+    def _within_limit(self, one: Searched) -> Front:
+        """The candidates of a pass that will do by predictions."""
+        front = one.candidates(self.step, self._bound(self.trials.limit))
+        asks = one.in_parts and any(_asks(one, c.choice) for c in front)
+        if asks and one not in self._refining:
+            self._refining.append(one)
+            self.step = replace(self.step, refined=self._refined)
+        return front
+
+    def _seconds(self, front: Front, one: Searched) -> float:
+        """Of the first candidate that is expected to fit; infinity if none is."""
+        if not front:
+            return math.inf
+        limit = int(self.trials.limit)
+        own = {t.choice: t.peak for t in self.trials.tried}
+        known = {i: own[c.choice] for i, c in enumerate(front) if c.choice in own}
+        peaks = Peaks(front, limit, known, self._rest(front, one))
+        at = peaks.guess(-1, len(front))
+        return front[at].seconds if peaks.expected(at) <= limit else math.inf
 
     def _faster(
         self, one: Searched, best: ReportedTrial, most: int
