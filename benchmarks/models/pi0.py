@@ -191,10 +191,11 @@ def full_step(
     batch: int,
     dtype=F32,
     write: Callable = lambda layer: layer,
+    change: Callable = lambda loss: loss,
     **sizes,
 ) -> Made:
-    """Everything is trained."""
-    loss = functools.partial(loss_fn, write=write)
+    """Everything is trained; `change`: what is done to the loss."""
+    loss = change(functools.partial(loss_fn, write=write))
     params = parameters(dtype=dtype, **sizes)
     state = params, jax.eval_shape(tx.init, params)
     return Made(train_step(loss, tx), (state, batch_of(batch)), (0,))
@@ -204,11 +205,12 @@ def lora_step(
     tx: optax.GradientTransformation,
     batch: int,
     write: Callable = lambda layer: layer,
+    change: Callable = lambda loss: loss,
     **sizes,
 ) -> Made:
     """Of both transformers adapters alone are trained, as in openpi.
 
-    What is frozen is given with the batch.
+    What is frozen is given with the batch. `change`: what is done to the loss.
     """
 
     def loss(trained, given):
@@ -221,4 +223,5 @@ def lora_step(
     frozen = jax.tree.map(lambda a: SDS(a.shape, BF16), base)
     trained = params, adapters(base)
     state = trained, jax.eval_shape(tx.init, trained)
-    return Made(train_step(loss, tx), (state, (frozen, batch_of(batch))), (0,))
+    step = train_step(change(loss), tx)
+    return Made(step, (state, (frozen, batch_of(batch))), (0,))

@@ -1,5 +1,7 @@
 """Transformers in Flax linen, as a user writes them: plain layers under `nn.scan`."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -93,6 +95,15 @@ class StackConfig:
     causal: bool = True
     dtype: jnp.dtype = jnp.bfloat16
     fused: bool = False  # attention by cuDNN, as `jax.nn` has it: one argument
+    head: int | None = None  # channels of a head; None: the heads share the width
+    qk_norm: bool = False  # queries and keys are normalised, head by head
+    gate: Callable = nn.silu  # of an MLP with a gate
+    lora: int = 0  # rank of adapters beside each product; 0: none
+
+    @property
+    def channels(self) -> int:
+        """Of a head."""
+        return self.head or self.width // self.heads
 
     @property
     def attention(self) -> str | None:
@@ -146,6 +157,24 @@ def rotate(x, positions, base: float = 10_000):
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
+class Adapted(nn.Module):
+    """A product without a bias, and one of low rank beside it (Hu et al. 2021)."""
+
+    features: int | tuple[int, ...]
+    axis: int | tuple[int, ...]
+    rank: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x):
+        how = {"use_bias": False, "dtype": self.dtype}
+        product = functools.partial(nn.DenseGeneral, **how)
+        low = product(self.rank, self.axis, name="lora_a")(x)
+        zeros = nn.initializers.zeros
+        high = product(self.features, kernel_init=zeros, name="lora_b")(low)
+        return product(self.features, self.axis, name="base")(x) + high
+
+
 class LlamaLayer(nn.Module):
     """RMSNorm, grouped causal attention with rotary embedding, SwiGLU; no biases."""
 
@@ -153,25 +182,31 @@ class LlamaLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, _):
-        c = self.config
-        head, dense = c.width // c.heads, self.dense
+        c, dense = self.config, self.dense
         y = nn.RMSNorm(dtype=c.dtype, name="attention_norm")(x)
         places = jnp.arange(x.shape[1], dtype=jnp.float32)
-        q = rotate(dense((c.heads, head), "query")(y), places)
-        k = rotate(dense((c.kv_heads, head), "key")(y), places)
-        v = dense((c.kv_heads, head), "value")(y)
+        q = dense((c.heads, c.channels), "query")(y)
+        k = dense((c.kv_heads, c.channels), "key")(y)
+        v = dense((c.kv_heads, c.channels), "value")(y)
+        if c.qk_norm:
+            q = nn.RMSNorm(dtype=c.dtype, name="query_norm")(q)
+            k = nn.RMSNorm(dtype=c.dtype, name="key_norm")(k)
+        q, k = rotate(q, places), rotate(k, places)
         how = {"is_causal": c.causal, "implementation": c.attention}
         y = jax.nn.dot_product_attention(q, k, v, **how)
         x = x + dense(c.width, "out", (-2, -1))(y)
         return x + self.mlp(nn.RMSNorm(dtype=c.dtype, name="mlp_norm")(x)), None
 
     def dense(self, features, name, axis=-1):
-        settings = {"use_bias": False, "dtype": self.config.dtype, "name": name}
+        c = self.config
+        settings = {"use_bias": False, "dtype": c.dtype, "name": name}
+        if c.lora:
+            return Adapted(features, axis, c.lora, c.dtype, name=name)
         return nn.DenseGeneral(features, axis, **settings)
 
     def mlp(self, y):
         c, dense = self.config, self.dense
-        y = nn.silu(dense(c.hidden, "gate")(y)) * dense(c.hidden, "up")(y)
+        y = c.gate(dense(c.hidden, "gate")(y)) * dense(c.hidden, "up")(y)
         return dense(c.width, "down")(y)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.models import zoo_vision as vision
-from benchmarks.models.transformers import BertConfig, StackConfig
+from benchmarks.models.transformers import LLAMA_1B, BertConfig, StackConfig
 from benchmarks.models.vision import ResNet, ResNetConfig, ViT, ViTConfig
 from benchmarks.models.zoo_transformers import (
     GPT2,
@@ -24,6 +24,7 @@ from benchmarks.models.zoo_transformers import (
     MaskedBert,
     MixtralLayer,
     OneHotMixtralLayer,
+    Whisper,
 )
 
 SDS = jax.ShapeDtypeStruct
@@ -38,19 +39,22 @@ class Entry:
     Attributes:
       make: `make(scanned)` is the linen module.
       parameters: how many were published.
-      shape: of one input; integers (tokens) if it has one dimension, else pixels.
+      shape: of one input; integers (tokens) if it has one dimension, else numbers.
       layered: whether its layers can be scanned.
+      target: shape of what a decoder is given beside its input, tokens; none without.
     """
 
     make: Callable[[bool], nn.Module]
     parameters: int
     shape: tuple[int, ...]
     layered: bool = True
+    target: tuple[int, ...] = ()
 
     def inputs(self, batch: int) -> Any:
         """Shape and dtype of a batch of inputs."""
         dtype = jnp.int32 if len(self.shape) == 1 else jnp.float32
-        return SDS((batch, *self.shape), dtype)
+        own = SDS((batch, *self.shape), dtype)
+        return (own, SDS((batch, *self.target), jnp.int32)) if self.target else own
 
 
 def _images(make: Callable[[], nn.Module], parameters: int, size=224, channels=3):
@@ -59,6 +63,11 @@ def _images(make: Callable[[], nn.Module], parameters: int, size=224, channels=3
 
 def _resnet(stages, parameters):
     return _images(lambda: ResNet(ResNetConfig(stages, dtype=jnp.float32)), parameters)
+
+
+def _vit(config: ViTConfig, parameters: int):
+    make = lambda scanned: ViT(config, scanned=scanned)
+    return Entry(make, parameters, (224, 224, 3))
 
 
 def _bert(layers, width, heads, parameters):
@@ -72,6 +81,15 @@ def _gpt2(layers, width, heads, parameters):
 
 
 LLAMA3_8B = StackConfig(32, 4096, 32, 8, 14336, dropout=0.0)
+QWEN3_4B = StackConfig(36, 2560, 32, 8, 9728, dropout=0.0, head=128, qk_norm=True)
+GEMMA_2B = StackConfig(18, 2048, 8, 1, 16384, dropout=0.0, head=256, gate=nn.gelu)
+WHISPER = StackConfig(32, 1280, 20, 20, 5120, dropout=0.0)
+
+
+def decoder(config: StackConfig, words: int, parameters: int, length=2048, tied=False):
+    """A transformer of Llama's kind."""
+    make = lambda scanned: Llama(config, scanned, vocabulary=words, tied=tied)
+    return Entry(make, parameters, (length,))
 
 
 def _mixtral(layer):
@@ -80,7 +98,8 @@ def _mixtral(layer):
 
 
 # Parameters as in torchvision and Hugging Face transformers. ViT-B there has one more
-# token, which ours, with the mean of the tokens, does without: 2 x 768 fewer.
+# token, which ours, with the mean of the tokens, does without: 2 x 768 fewer. Whisper's
+# keys have no biases there, and the places of its encoder are parameters.
 ZOO = {
     "alexnet": _images(vision.AlexNet, 61_100_840),
     "vgg16": _images(lambda: vision.VGG((2, 2, 3, 3, 3)), 138_357_544),
@@ -91,19 +110,23 @@ ZOO = {
     "resnet50": _resnet((3, 4, 6, 3), 25_557_032),
     "resnet101": _resnet((3, 4, 23, 3), 44_549_160),
     "unet": _images(vision.UNet, 31_030_658, 512, 1),
-    "vit_b": Entry(
-        lambda scanned: ViT(ViTConfig(), scanned=scanned),
-        86_567_656 - 2 * 768,
-        (224, 224, 3),
-    ),
+    "vit_b": _vit(ViTConfig(), 86_567_656 - 2 * 768),
+    "vit_l": _vit(ViTConfig(24, 1024, 16, 4096), 304_326_632 - 2 * 1024),
     "bert_base": _bert(12, 768, 12, 109_514_298),
     "bert_large": _bert(24, 1024, 16, 335_174_458),
     "gpt2_small": _gpt2(12, 768, 12, 124_439_808),
     "gpt2_medium": _gpt2(24, 1024, 16, 354_823_168),
     "gpt2_large": _gpt2(36, 1280, 20, 774_030_080),
     "gpt2_xl": _gpt2(48, 1600, 25, 1_557_611_200),
-    "llama3_8b": Entry(
-        lambda scanned: Llama(LLAMA3_8B, scanned), 8_030_261_248, (2048,)
+    "llama3_1b": decoder(LLAMA_1B, 128_256, 1_235_814_400, tied=True),
+    "llama3_8b": decoder(LLAMA3_8B, 128_256, 8_030_261_248),
+    "qwen3_4b": decoder(QWEN3_4B, 151_936, 4_022_468_096, tied=True),
+    "gemma_2b": decoder(GEMMA_2B, 256_000, 2_506_172_416, tied=True),
+    "whisper_large_v3": Entry(
+        lambda scanned: Whisper(WHISPER, scanned),
+        1_543_490_560 + (3 * 32 - 1500) * 1280,
+        (3000, 128),
+        target=(448,),
     ),
     "mixtral_8x7b": _mixtral(MixtralLayer),
     "mixtral_8x7b_one_hot": _mixtral(OneHotMixtralLayer),
@@ -172,11 +195,19 @@ def step(name: str, batch: int = 1, scanned: bool = False, policy=None):
     if scanned and not found.layered:
         raise ValueError(f"scanned=True: {name} is no stack of equal layers")
     model, inputs, tx = found.make(scanned), found.inputs(batch), OPTIMIZER
-    wrap = lambda loss: loss
-    if policy is not None and hasattr(model, "layer"):
-        model = model.clone(layer=nn.remat(model.layer, policy=policy))
-    elif policy is not None:
-        wrap = functools.partial(jax.checkpoint, policy=policy)
+    model, wrap = under(model, policy)
     state, logits = abstract(model, inputs, tx)
     labels = SDS(logits.shape[:-1], jnp.int32)
     return train_step(model, tx, wrap), (state, inputs, labels, KEY), (0,)
+
+
+def under(model: nn.Module, policy) -> tuple[nn.Module, Callable]:
+    """A model with each layer under a policy, and what to do to its loss instead."""
+    same = lambda loss: loss
+    if policy is None:
+        return model, same
+    own = [name for name in ("layer", "cross") if hasattr(model, name)]
+    if not own:
+        return model, functools.partial(jax.checkpoint, policy=policy)
+    layers = {name: nn.remat(getattr(model, name), policy=policy) for name in own}
+    return model.clone(**layers), same

@@ -1,8 +1,11 @@
-"""BERT, GPT-2 and Llama in Flax linen, whole, with the parameters that were published.
+"""BERT, GPT-2, Llama and Whisper in Flax linen, with the parameters of the published.
 
 Layers are those of `models.py`, in one `nn.scan` or one after another. Parameters are
 float32; products are taken in bfloat16, as these models are trained.
 """
+
+import dataclasses
+import functools
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -77,6 +80,7 @@ class Llama(nn.Module):
     scanned: bool
     layer: type[nn.Module] = LlamaLayer
     vocabulary: int = 128256
+    tied: bool = False  # whether the head is the embedding
 
     @nn.compact
     def __call__(self, tokens):
@@ -85,6 +89,8 @@ class Llama(nn.Module):
         x = words(tokens)
         x = run_layers(self.layer, c.layers, x, c, scanned=self.scanned)
         x = nn.RMSNorm(dtype=c.dtype, name="norm")(x)
+        if self.tied:
+            return words.attend(x)
         return nn.Dense(self.vocabulary, use_bias=False, dtype=c.dtype, name="head")(x)
 
 
@@ -115,3 +121,72 @@ class MixtralLayer(LlamaLayer):
 
 class OneHotMixtralLayer(MixtralLayer):
     sorts: bool = False
+
+
+class CrossLayer(nn.Module):
+    """A pre-LN decoder layer; the carry: the stream, and what the encoder gave."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(self, carry, _):
+        c, (x, seen) = self.config, carry
+        attend = functools.partial(
+            nn.MultiHeadDotProductAttention, num_heads=c.heads, dtype=c.dtype
+        )
+        norm = functools.partial(nn.LayerNorm, dtype=c.dtype)
+        mask = nn.make_causal_mask(x[..., 0])
+        x = x + attend(name="attention")(norm(name="attention_norm")(x), mask=mask)
+        x = x + attend(name="cross")(norm(name="cross_norm")(x), seen)
+        y = nn.Dense(c.hidden, dtype=c.dtype, name="up")(norm(name="mlp_norm")(x))
+        y = nn.Dense(c.width, dtype=c.dtype, name="down")(nn.gelu(y))
+        return (x + y, seen), None
+
+
+class Encoder(nn.Module):
+    """Mel spectrograms [B, frames, bins] -> [B, frames / 2, width]."""
+
+    config: StackConfig
+    scanned: bool
+    layer: type[nn.Module]
+
+    @nn.compact
+    def __call__(self, x):
+        c = dataclasses.replace(self.config, causal=False)
+        conv = functools.partial(nn.Conv, c.width, (3,), padding=1, dtype=c.dtype)
+        x = nn.gelu(conv(name="conv_1")(x))
+        x = nn.gelu(conv(strides=2, name="conv_2")(x))
+        x = x + sinusoids(x.shape[1], c.width).astype(c.dtype)
+        x = run_layers(self.layer, c.layers, x, c, scanned=self.scanned)
+        return nn.LayerNorm(dtype=c.dtype, name="norm")(x)
+
+
+def sinusoids(count: int, width: int):
+    """The places of a sequence, [count, width]."""
+    rates = jnp.exp(-jnp.log(10_000) * jnp.linspace(0, 1, width // 2))
+    angles = jnp.arange(count)[:, None] * rates
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+
+
+class Whisper(nn.Module):
+    """Token logits [B, T] of speech (Radford et al. 2022); the head is tied.
+
+    Of (mel spectrograms [B, frames, bins], tokens [B, T]).
+    """
+
+    config: StackConfig
+    scanned: bool
+    layer: type[nn.Module] = PreLNLayer
+    cross: type[nn.Module] = CrossLayer
+    vocabulary: int = 51_866
+    positions: int = 448
+
+    @nn.compact
+    def __call__(self, inputs):
+        c, (features, tokens) = self.config, inputs
+        seen = Encoder(c, self.scanned, self.layer, name="encoder")(features)
+        words = nn.Embed(self.vocabulary, c.width, dtype=c.dtype, name="tokens")
+        places = nn.Embed(self.positions, c.width, dtype=c.dtype, name="positions")
+        x = words(tokens) + places(jnp.arange(tokens.shape[1]))
+        x, _ = run_layers(self.cross, c.layers, (x, seen), c, scanned=self.scanned)
+        return words.attend(nn.LayerNorm(dtype=c.dtype, name="norm")(x))
