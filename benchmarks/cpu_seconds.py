@@ -90,6 +90,7 @@ def rates() -> Rates:
         special=count / special,
         launch=launch,
         branch=launch,
+        packing=math.inf,
         host=bandwidth,
         link=math.inf,
         tiles=((16, 16),),

@@ -141,7 +141,7 @@ def _narrow(tree: Any) -> Any:
 def _model(known: Known, method: Method, chip: str) -> nn.Module:
     model = zoo.entry(known.name).make(True)
     if isinstance(model, Llama):
-        fused = get_target(chip).platform == "gpu"
+        fused = get_target(chip).platform == "cuda"
         how = {"fused": fused, "lora": RANK if method.lora else 0}
         model = model.clone(config=replace(model.config, **how))
     return model

@@ -26,6 +26,7 @@ extensions = [
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
+html_js_files = ["filter.js"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the tests run the notebook
 myst_enable_extensions = ["deflist"]

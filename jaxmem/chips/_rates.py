@@ -31,6 +31,8 @@ class Rates:
         shifts: of integers per second; a GPU's are parts of rotations.
         vector: bytes per second that a TPU's vector unit loads and stores, wherever
             they lie.
+        packing: elements of masks per second that are packed into bits and unpacked;
+            a GPU does both where it makes and reads them.
         window: elements that an operation by itself, which is in no fusion, takes for
             each launch.
         launch: seconds of a kernel beside what it does, with the gap to the next.
@@ -69,6 +71,7 @@ class Rates:
     special: float
     shifts: float
     vector: float
+    packing: float
     window: float
     launch: float
     branch: float
@@ -126,6 +129,8 @@ _TPUS = {
 _RINGS = {2: 16, 3: 4}  # axes of a torus -> devices of one that closes; data sheets
 _LANES = 8 * 128  # of a vector unit
 _SLOTS = 4  # vector instructions a cycle; XLA's own cycles: threefry
+_TPU_PACKED = 18  # bytes loaded and stored for an element of a mask, which is also made
+# a second time, and copied; XLA's own cycles: dropout of attention
 _TPU_WINDOW = 2**17  # elements; XLA's own cycles: conversions, broadcasts
 
 
@@ -160,6 +165,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         special=gpu.cores * 16 * clock,  # data sheet: 16 a cycle
         shifts=math.inf,
         vector=math.inf,
+        packing=math.inf,
         window=math.inf,
         launch=machine.launch,
         branch=_GPU_BRANCH,
@@ -199,6 +205,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         special=vector,
         shifts=_SLOTS * vector,
         vector=loaded * tpu.cores * clock,
+        packing=loaded * tpu.cores * clock / _TPU_PACKED,
         window=_TPU_WINDOW,
         launch=machine.launch,
         branch=machine.launch,
@@ -236,6 +243,7 @@ def _of_cpu(chip: Chip) -> Rates:
         special=math.inf,
         shifts=math.inf,
         vector=math.inf,
+        packing=math.inf,
         window=math.inf,
         launch=machine.launch,
         branch=machine.launch,

@@ -7,6 +7,7 @@ anyway. Anything else takes its bytes at the memory's rate, and nothing where it
 fused into its reader. Each kernel is started.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jaxmem.ir.map_operations import mapped_axes
 from jaxmem.ir.primitives import Kind
 from jaxmem.ir.propagation import given_inside, shardings_in
 from jaxmem.ir.ragged import is_ragged, ragged_flops
-from jaxmem.ir.scans import is_var, iterations
+from jaxmem.ir.scans import is_mask, is_var, iterations
 from jaxmem.ir.shards import WHOLE, Shardings
 
 # A random word, in terms of what it takes to write it: that, and 60 operations of
@@ -100,9 +101,23 @@ def seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float | None:
 
 
 def recompute_seconds(eqn, rates: Rates, shardings: Shardings) -> float | None:
-    """The same to compute it once more: what devices send each other for it, too."""
+    """The same to compute it once more: what devices send each other for it, too.
+
+    XLA for TPU draws random bits in whatever reads them, and a mask that is kept is
+    read twice in the forward pass: to draw it in the backward pass instead costs
+    nothing more.
+    """
+    if primitives.of(eqn).kind is Kind.RANDOM and math.isfinite(rates.packing):
+        return 0.0
     own = seconds(eqn, rates, shardings)
     return None if own is None else own + sent(eqn, shardings) / rates.link
+
+
+def packing_seconds(v, rates: Rates, shardings: Shardings = WHOLE) -> float:
+    """How long one device packs a mask into bits to keep it, and unpacks it."""
+    if not is_mask(v):
+        return 0.0
+    return elements(v.aval.shape) / shardings.shards(v) / rates.packing
 
 
 def product_seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float:

@@ -34,7 +34,7 @@ _IDENTITY = (
 )
 
 _CAST = (
-    _exact("bitcast_convert_type", Kind.CAST),
+    _exact("bitcast_convert_type", Kind.CAST, fused=True, fusible=True),
     _alike("convert_element_type", Kind.CAST, exact=False),
     Record("from_edtype", Kind.CAST, view=True),
     _exact(

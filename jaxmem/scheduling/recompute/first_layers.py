@@ -14,6 +14,7 @@ from jaxmem.scheduling._choice import Choice, Labels, Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._searched import Between, Candidate, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, gathered_again
+from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.recompute.first_layers_rewrite import (
     FirstLayersRewrite,
     kept_by,
@@ -147,7 +148,7 @@ def rewrites(
     for pair in found:
         layers = round(config.fraction * pair.length)
         in_others = cut(pair, others)
-        plan = rewrite_of(pair, in_others, pair.length)
+        plan = rewrite_of(pair, in_others, pair.length, once=is_tpu(target))
         same = FirstLayersRewrite(plan, tuple(kept_by(plan)), 0, config.apart)
         rewrite = _kept_less(same, price, layers) if layers else None
         if rewrite is not None:

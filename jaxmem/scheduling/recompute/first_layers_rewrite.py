@@ -23,6 +23,7 @@ from jaxmem._module_path import taken_in
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import is_var, run_body, scan_like, split
 from jaxmem.ir.shards import held
+from jaxmem.scheduling.recompute.draws import is_of_draws, values_of
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
@@ -185,10 +186,11 @@ def _run_forward(
     body = plan.body
     parts = [*((v, True) for v in plan.early), *((v, False) for v in plan.late)]
     always = [v for v in plan.all.instead if v not in plan.late]
+    once = plan.all.draws_once and is_of_draws(body, [*plan.all.kept, *plan.early])
 
     def step(carry, x):
         j, inner, stacks = carry
-        inside = Values(body, body.inputs([*consts, *inner, *x]))
+        inside = values_of(body, body.inputs([*consts, *inner, *x]), once)
         outs = inside.all_outputs()
         new = []
         for (v, early), stack in zip(parts, stacks, strict=True):
@@ -221,10 +223,10 @@ def _run_backward(
         known = dict(zip(weights.slices, now, strict=True)) | weights.whole
         known |= {v: x[slot] for slot, v in stays.items()}
         known |= {v: unpacked(v, k) for v, k in zip(always, kept, strict=True)}
-        first = Values(plan.body, known)
+        first = values_of(plan.body, known, plan.all.draws_once)
         first.recompute(plan.before)
         known = first.env | _beyond(plan, first.env, stacks, j)
-        inside = Values(plan.body, known)
+        inside = values_of(plan.body, known, plan.all.draws_once)
         # the `cond` has given the results of the last, to either kind of layer
         inside.done.update(plan.before, plan.shared)
         inside.recompute(plan.all.evaluated)

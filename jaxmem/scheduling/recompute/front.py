@@ -13,11 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from jaxmem.chips import is_timed, rates_of
+from jaxmem.cost.equations import packing_seconds, seconds
 from jaxmem.ir import primitives
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice, Labels
 from jaxmem.scheduling._searched import LEAST, Candidate, descending
+from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.recompute.branches import InBranches
+from jaxmem.scheduling.recompute.draws import drawn_bytes
 from jaxmem.scheduling.recompute.minimum_cut import (
     ShardedPrice,
     label_of,
@@ -39,6 +42,7 @@ from jaxmem.scheduling.recompute.unrolled_cut import (
 # As `LEAST` for unrolled layers: each of them is another step between two candidates.
 _APART = 0.01
 _LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
+_HIGHEST = 1e15  # bytes a second: what takes the fewest seconds is recomputed
 _BESIDE = 16  # operations that are looked at beside each corner: layers have as many
 _SMALL = 1 / 64  # of what a layer keeps: not worth a copy of its own
 # What layers take, in terms of the estimate of their equations: 1.4 and 1.8 in a
@@ -69,6 +73,8 @@ def _with_layer_inputs(space: SearchSpace) -> SearchSpace | None:
 
 def _corners(space: SearchSpace) -> list[Candidate]:
     first, free = _candidate(space, None), _candidate(space, math.inf)
+    if free.seconds > 0:  # it packs masks: to draw them once more may be faster
+        free = min(free, _candidate(space, _HIGHEST), key=lambda one: one.seconds)
     lowest = _candidate(space, _lowest(space))
     least = (_APART if space.is_unrolled else LEAST) * first.bytes
     last = _cheapest(space, lowest, least)
@@ -85,7 +91,25 @@ def _corners(space: SearchSpace) -> list[Candidate]:
         # what keeps hardly less, for as long as more seconds are predicted: where no
         # logits are kept a softmax is computed once more, and its maxima with it
         found.append(replace(lowest, seconds=longer(lowest)))
-    return found
+    return [*found, *_with_draws(space, found[-1])]
+
+
+def _with_draws(space: SearchSpace, last: Candidate) -> Iterator[Candidate]:
+    """The last candidate without masks as arrays, where it draws some in a layer."""
+    config = last.choice.get(Recompute)
+    if not is_tpu(space.target) or config.uses_host:
+        return
+    cuts = _cuts(space, config.rate, config.once)
+    size = max((drawn_bytes(p.body, found.recomputed) for p, found in cuts), default=0)
+    if size:
+        again = (
+            pair.length * seconds(pair.body.eqns[i], rates_of(space.target))
+            for pair, found in cuts
+            for i in found.recomputed
+            if primitives.is_random_bits(pair.body.eqns[i])
+        )
+        choice = last.choice.having(replace(config, draws=True))
+        yield Candidate(choice, last.bytes - size, last.seconds + sum(again))
 
 
 def front_with_reductions(space: SearchSpace) -> list[Candidate]:
@@ -333,13 +357,19 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
         for pair, found, seconds in cuts
         for i in found.recomputed
     )
+    rates = rates_of(space.target)
+    packing = (
+        pair.length * packing_seconds(v, rates, pair.inside())
+        for pair, found in _cuts(space, rate, once)
+        for v in found.variables
+    )
     choice = Choice(space.target, (_recompute(space, rate, once),))
     if space.is_unrolled:
         own = Unrolled(rate, space.reductions, space.layer_inputs)
         choice = choice.having(Unrolled() if rate is None else own)
     if space.branches:
         choice = choice.having(InBranches(rate))
-    return Candidate(choice, round(kept), sum(times))
+    return Candidate(choice, round(kept), sum(times) + sum(packing))
 
 
 def _unrolled_cuts(

@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxmem.chips import rates_of
-from jaxmem.cost.equations import recompute_seconds
+from jaxmem.cost.equations import packing_seconds, recompute_seconds
 from jaxmem.ir import primitives
 from jaxmem.ir.communication import sent
 from jaxmem.ir.fused import fused_only
@@ -49,19 +50,35 @@ def price_at(
     # `once`: as `residuals.Recompute` has them.
     if rate is None or (math.isinf(rate) and not reductions):
         return fused_alone
-    rates = rates_of(target)
+    return AtRate(rate, target, reductions, once)
 
-    def price(eqn, shardings: Shardings) -> float | None:
-        if once and label_of(eqn) in once:
+
+@dataclass(frozen=True)
+class AtRate:
+    """A price at a rate; the attributes are those of `price_at`."""
+
+    rate: float
+    target: str
+    reductions: bool = False
+    once: tuple[str, ...] = ()
+
+    def __call__(self, eqn, shardings: Shardings) -> float | None:
+        if self.once and label_of(eqn) in self.once:
             return None
-        if reductions and primitives.is_reduction(eqn) and not sent(eqn, shardings):
+        sums = self.reductions and primitives.is_reduction(eqn)
+        if sums and not sent(eqn, shardings):
             return 0.0
-        if math.isinf(rate):
+        if math.isinf(self.rate):
             return fused_alone(eqn, shardings)
-        cost = recompute_seconds(eqn, rates, shardings)
-        return None if cost is None else cost * rate
+        cost = recompute_seconds(eqn, rates_of(self.target), shardings)
+        return None if cost is None else cost * self.rate
 
-    return price
+    def kept(self, v, shardings: Shardings) -> float:
+        """What it counts for to keep a variable: its bytes, and packing into bits."""
+        own = shardings.kept_bytes_of(v)
+        if math.isinf(self.rate):
+            return own
+        return own + self.rate * packing_seconds(v, rates_of(self.target), shardings)
 
 
 def label_of(eqn) -> str:

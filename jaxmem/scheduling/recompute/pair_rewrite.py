@@ -32,6 +32,12 @@ class PairRewrite:
     instead: tuple[Any, ...]
     away: Offloaded  # those of them that wait in the host's memory
     layers: int  # in how many of the layers, the first of the forward scan
+    draws_once: bool = False  # as `draws.DrawnOnce` has masks
+
+    @property
+    def kept(self) -> list[Any]:
+        """Variables of the forward body that it stacks for the backward one."""
+        return [*self.instead, *self.stays.values()]
 
     @property
     def body(self) -> JaxprGraph:

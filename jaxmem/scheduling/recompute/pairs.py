@@ -23,6 +23,7 @@ from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_on_host, is_var, split, xs_of
 from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.scheduling.recompute.minimum_cut import (
+    AtRate,
     Price,
     ShardedPrice,
     fused_alone,
@@ -169,9 +170,13 @@ def cut(
 ) -> Cut:
     """The cheapest cut; `loop_carried`: whether the iteration before may be used.
 
-    `size`: what it counts for to keep a variable; its bytes, if not given.
+    `size`: what it counts for to keep a variable; else as the price has it, or its
+    bytes.
     """
     priced = pair.priced(price)
+    if size is None and isinstance(price, AtRate):
+        inside = pair.inside()
+        size = lambda v: price.kept(v, inside)
     best = _cut(pair, priced, (), size)
     for x in pair.loop_carried if loop_carried else ():
         other = _cut(pair, priced, (*best.loop_carried, x), size)

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_mask, is_var, run_body, scan_like, split
 from jaxmem.ir.shard_labels import inner_shardings
@@ -24,6 +24,8 @@ from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Bytes, Labels, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
+from jaxmem.scheduling.predict.tpu import is_tpu
+from jaxmem.scheduling.recompute.draws import is_of_draws, values_of
 from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, fused_alone, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
@@ -56,6 +58,8 @@ class Recompute:
     # None: as many as there are
     offload_most: Bytes | None = None
     once: Labels = ()  # operations that are not recomputed, whatever the rate
+    # whether a mask that is drawn once more is drawn in all that reads it (`draws.py`)
+    draws: bool = False
 
     def price(self, target: str) -> ShardedPrice:
         """What one would pay, in bytes, for not recomputing an equation."""
@@ -86,7 +90,8 @@ def rewrites(
     for pair in pairs(closed, given):
         found = cut(pair, price)
         away = _offloaded(pair, found, config, target)
-        rewrite = rewrite_of(pair, found, pair.length, away)
+        once = is_tpu(target) and not config.draws
+        rewrite = rewrite_of(pair, found, pair.length, away, once)
         # what is sent to the host frees the device even where as much is kept
         if found.cost < pair.bytes or rewrite.sent:
             yield rewrite
@@ -115,8 +120,12 @@ def rewrite_of(
     found: Cut,
     layers: int,
     away: Offloaded = Offloaded(),  # noqa: B008 - it is frozen
+    once: bool = False,
 ) -> PairRewrite:
-    """What is recomputed in the first layers of a pair, where this is kept."""
+    """What is recomputed in the first layers of a pair, where this is kept.
+
+    `once`: as `PairRewrite.draws_once`.
+    """
     whole = layers == pair.length
     stays = {}
     for slot, v in pair.slots.items():
@@ -129,7 +138,7 @@ def rewrite_of(
     instead = tuple(v for v in found.variables if v not in stays.values())
     carried = tuple(x for x in found.loop_carried if x.slot in slots)
     stays = stays | pair.fixed
-    return PairRewrite(pair, slots, carried, stays, instead, away, layers)
+    return PairRewrite(pair, slots, carried, stays, instead, away, layers, once)
 
 
 class _KeptStacks(NamedTuple):
@@ -153,10 +162,11 @@ def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, _KeptStack
     """Outputs of the forward scan, and what is kept instead."""
     consts, init, xs = split(eqn, values)
     body = plan.body
+    once = plan.draws_once and is_of_draws(body, plan.kept)
 
     def step(carry, x):
         before = dict(zip(plan.sent, carry[1], strict=True))
-        inner = Values(body, body.inputs([*consts, *carry[0], *x]))
+        inner = values_of(body, body.inputs([*consts, *carry[0], *x]), once)
         outs = inner.all_outputs()
         kept = {v: packed(v, inner.env[v]) for v in plan.instead}
         here = [kept[v] for v in plan.sent]
@@ -201,7 +211,8 @@ def _run_backward(
         now |= zip(plan.sent, before.fetched, strict=True)
         known = {v: x[slot] for slot, v in plan.stays.items()}
         now |= {v: unpacked(v, now[v]) for v in plan.instead}
-        values = Values(plan.body, {**given.whole, **known, **now})
+        known = {**given.whole, **known, **now}
+        values = values_of(plan.body, known, plan.draws_once)
         values.recompute(again)
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
         # the next layer's input: this scan has read it in the iteration before
