@@ -138,21 +138,25 @@ def _narrow(tree: Any) -> Any:
     return jax.tree.map(kind, tree)
 
 
-def _model(known: Known, method: Method, chip: str) -> nn.Module:
+def _model(known: Known, method: Method) -> nn.Module:
     model = zoo.entry(known.name).make(True)
-    if isinstance(model, Llama):
-        fused = get_target(chip).platform == "cuda"
-        how = {"fused": fused, "lora": RANK if method.lora else 0}
-        model = model.clone(config=replace(model.config, **how))
-    return model
+    return _having(model, lora=RANK) if method.lora else model
+
+
+def _having(model: nn.Module, **how: Any) -> nn.Module:
+    """A transformer of Llama's kind with another configuration."""
+    return model.clone(config=replace(model.config, **how))
 
 
 def _zoo_step(known: Known, method: Method, chip: str) -> Made:
     inputs, policy = zoo.entry(known.name).inputs(known.batch), KEEP_NONE
-    model = _model(known, method, chip)
+    model = _model(known, method)
+    # on a machine without cuDNN, shapes are those of attention that is not fused
+    (params, statistics, _), logits = zoo.abstract(model, inputs, optax.identity())
+    if isinstance(model, Llama) and get_target(chip).platform == "cuda":
+        model = _having(model, fused=True)
     model, wrap = zoo.under(model, policy if method.checkpoint else None)
     model = jaxmem.substitute(model) if method.substituted else model
-    (params, statistics, _), logits = zoo.abstract(model, inputs, optax.identity())
     labels = jax.ShapeDtypeStruct(logits.shape[:-1], jnp.int32)
     rest = statistics, inputs, labels, zoo.KEY
 
