@@ -16,8 +16,8 @@ import sys
 from benchmarks.figures.rows import FIGURES, ROOT
 
 RENDERERS = """
-    advice devices faults frontier headlines long_context measured optimizers readme
-    results sentences tables techniques tiles time way_in
+    advice devices faults frontier headlines long_context measured needs optimizers
+    readme results sentences tables techniques tiles time way_in
 """.split()
 for name in RENDERERS:  # they fill FIGURES
     importlib.import_module(f"benchmarks.figures.{name}")

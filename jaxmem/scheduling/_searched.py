@@ -2,8 +2,8 @@
 
 A pass that a search varies is a subclass of `Searched`. The search asks those in
 `_passes.PASSES` from the last to the first: what is changed least comes first, the
-whole step last. The first candidates of which one fits are taken; then each pass is
-asked for those that would take less time.
+whole step last. Those are taken first of which a fast candidate is expected to fit;
+then each pass is asked for candidates that would take less time than what was found.
 """
 
 import math

@@ -21,7 +21,7 @@ class DrawnOnce(Values):
     """Values of a layer's body, in which each such mask is behind a barrier."""
 
     def put(self, i: int, outs: Sequence[Any]) -> None:
-        if drawn(self.graph, [i]):
+        if drawn(self.graph, [i]):  # such an equation makes nothing else
             outs = lax.optimization_barrier(list(outs))
         super().put(i, outs)
 
@@ -32,9 +32,10 @@ def values_of(body: JaxprGraph, known: Mapping[Any, Any], once: bool) -> Values:
 
 
 def drawn(body: JaxprGraph, positions: Iterable[int]) -> list[Any]:
-    """The masks that equations of a body make of random bits."""
-    made = (body.eqns[i].outvars for i in positions)
-    masks = (v for (v, *more) in made if not more and is_mask(v))
+    """The masks that equations of a body make of random bits, not of other masks."""
+    eqns = (body.eqns[i] for i in positions)
+    first = (e for e in eqns if not any(map(is_mask, filter(is_var, e.invars))))
+    masks = (v for e in first for v in e.outvars if is_mask(v))
     return [v for v in masks if is_of_draws(body, [v])]
 
 
