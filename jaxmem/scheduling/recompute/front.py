@@ -91,25 +91,28 @@ def _corners(space: SearchSpace) -> list[Candidate]:
         # what keeps hardly less, for as long as more seconds are predicted: where no
         # logits are kept a softmax is computed once more, and its maxima with it
         found.append(replace(lowest, seconds=longer(lowest)))
-    return [*found, *_with_draws(space, found[-1])]
+    if is_tpu(space.target) and not space.offload:
+        drawing = filter(None, (_drawing(space, one) for one in found))
+        fewer = (one for one in drawing if found[-1].bytes - one.bytes > least)
+        found += descending(sorted(fewer, key=lambda one: one.seconds), least)
+    return found
 
 
-def _with_draws(space: SearchSpace, last: Candidate) -> Iterator[Candidate]:
-    """The last candidate without masks as arrays, where it draws some in a layer."""
-    config = last.choice.get(Recompute)
-    if not is_tpu(space.target) or config.uses_host:
-        return
+def _drawing(space: SearchSpace, one: Candidate) -> Candidate | None:
+    """A candidate without masks as arrays; None where it draws none a second time."""
+    config, rates = one.choice.get(Recompute), rates_of(space.target)
     cuts = _cuts(space, config.rate, config.once)
     size = max((drawn_bytes(p.body, found.recomputed) for p, found in cuts), default=0)
-    if size:
-        again = (
-            pair.length * seconds(pair.body.eqns[i], rates_of(space.target))
-            for pair, found in cuts
-            for i in found.recomputed
-            if primitives.is_random_bits(pair.body.eqns[i])
-        )
-        choice = last.choice.having(replace(config, draws=True))
-        yield Candidate(choice, last.bytes - size, last.seconds + sum(again))
+    if not size:
+        return None
+    again = (
+        pair.length * (seconds(pair.body.eqns[i], rates) or 0.0)
+        for pair, found in cuts
+        for i in found.recomputed
+        if primitives.is_random_bits(pair.body.eqns[i])
+    )
+    choice = one.choice.having(replace(config, draws=True))
+    return Candidate(choice, one.bytes - size, one.seconds + sum(again))
 
 
 def front_with_reductions(space: SearchSpace) -> list[Candidate]:
