@@ -138,9 +138,9 @@ class Fronts:
         parts = [one for one in self.passes if not one.whole_step]
         fronts = [(one, self._within_limit(one)) for one in parts]
         expected = [(self._seconds(front, one), one, front) for one, front in fronts]
-        for seconds, *found in sorted(expected, key=lambda three: three[0]):
+        for seconds, one, front in sorted(expected, key=lambda found: found[0]):
             if math.isfinite(seconds):
-                yield tuple(found)
+                yield one, front
         for one in self.passes:
             yield one, self._within_limit(one)
             yield one, one.candidates(self.step, self._bound(-math.inf))
