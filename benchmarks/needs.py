@@ -26,6 +26,7 @@ import jaxmem
 from benchmarks._common import milliseconds, publish_some
 from benchmarks.models import pi0, zoo
 from benchmarks.models.zoo_transformers import Llama
+from benchmarks.optimizers import narrow
 from benchmarks.steps.tiles import Made
 from jaxmem.chips import get_target
 from jaxmem.memory import DoesNotFit
@@ -132,12 +133,6 @@ MODELS = {
 CHIPS = ("h100", "tpu-v5p")
 
 
-def _narrow(tree: Any) -> Any:
-    """Matrices and vectors in bfloat16."""
-    kind = lambda p: jax.ShapeDtypeStruct(p.shape, jnp.bfloat16)
-    return jax.tree.map(kind, tree)
-
-
 def _model(known: Known, method: Method) -> nn.Module:
     model = zoo.entry(known.name).make(True)
     return _having(model, lora=RANK) if method.lora else model
@@ -160,14 +155,7 @@ def _zoo_step(known: Known, method: Method, chip: str) -> Made:
     labels = jax.ShapeDtypeStruct(logits.shape[:-1], jnp.int32)
     rest = statistics, inputs, labels, zoo.KEY
 
-    def loss(params, statistics, inputs, labels, key):
-        variables = {"params": params, **statistics}
-        rngs = {"dropout": jax.random.wrap_key_data(key)}
-        logits, new = model.apply(variables, inputs, rngs=rngs, mutable=["batch_stats"])
-        entropy = optax.softmax_cross_entropy_with_integer_labels
-        return entropy(logits.astype(jnp.float32), labels).mean(), new
-
-    return _trained(wrap(loss), params, rest, method)
+    return _trained(wrap(zoo.loss_of(model)), params, rest, method)
 
 
 def _pi0_step(batch: int, method: Method) -> Made:
@@ -186,9 +174,9 @@ def _trained(loss: Callable, params: Any, rest: tuple, method: Method) -> Made:
     frozen = None
     if method.lora:
         params, frozen = jaxmem.trainable(params, "**/lora_*")
-        frozen = _narrow(frozen)
+        frozen = narrow(frozen)
     elif method.eight_bit:
-        params = _narrow(params)
+        params = narrow(params)
     tx = method.tx
 
     of = jaxmem if method.lora else jax

@@ -151,8 +151,8 @@ def abstract(model: nn.Module, inputs, tx) -> tuple[Any, Any]:
     return jax.eval_shape(init, inputs, jax.random.key(0))
 
 
-def train_step(model: nn.Module, tx, wrap=lambda loss: loss):
-    """Adam on the mean cross entropy, as a user writes it; `wrap` changes the loss."""
+def loss_of(model: nn.Module) -> Callable:
+    """The mean cross entropy, and new statistics, of a batch as `train_step` has it."""
 
     def loss(params, statistics, inputs, labels, key):
         variables = {"params": params, **statistics}
@@ -160,6 +160,13 @@ def train_step(model: nn.Module, tx, wrap=lambda loss: loss):
         logits, new = model.apply(variables, inputs, rngs=rngs, mutable=["batch_stats"])
         entropy = optax.softmax_cross_entropy_with_integer_labels
         return entropy(logits.astype(jnp.float32), labels).mean(), new
+
+    return loss
+
+
+def train_step(model: nn.Module, tx, wrap=lambda loss: loss):
+    """Adam on the mean cross entropy, as a user writes it; `wrap` changes the loss."""
+    loss = loss_of(model)
 
     def step(state, inputs, labels, key):
         params, statistics, moments = state

@@ -349,7 +349,8 @@ def _when_there(space: SearchSpace, one: Candidate) -> Candidate:
 
 def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Candidate:
     price, one = (price_at(r, space.target, space.reductions) for r in (rate, 1.0))
-    cuts = [(pair, found, one) for pair, found in _cuts(space, rate, once)]
+    scans, rates = _cuts(space, rate, once), rates_of(space.target)
+    cuts = [(pair, found, one) for pair, found in scans]
     cuts += [(pair, cut(pair, price), one) for pair in space.branches]
     if rate is not None:
         cuts += _unrolled_cuts(space, rate)
@@ -360,10 +361,9 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
         for pair, found, seconds in cuts
         for i in found.recomputed
     )
-    rates = rates_of(space.target)
     packing = (
         pair.length * packing_seconds(v, rates, pair.inside())
-        for pair, found in _cuts(space, rate, once)
+        for pair, found in scans
         for v in found.variables
     )
     choice = Choice(space.target, (_recompute(space, rate, once),))

@@ -18,7 +18,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Between, Candidate
 from jaxmem.scheduling.search.asks import Ask, Search, foreseen
 from jaxmem.scheduling.search.layers import in_few_layers
-from jaxmem.scheduling.search.peaks import Peaks
+from jaxmem.scheduling.search.peaks import Peaks, known_peaks
 from jaxmem.scheduling.search.result import ReportedTrial, best_of, by_peak, unreachable
 from jaxmem.scheduling.search.traced_step import OFF
 
@@ -79,9 +79,8 @@ class _BudgetRun:
         self.peaks = self._peaks(self.asked.rest)
 
     def _peaks(self, rest: float | None) -> Peaks:
-        asked, known = self.asked, {t.choice: t.peak for t in self.tried}
-        own = {i: self._choice(c) for i, c in enumerate(asked.candidates)}
-        known = {i: known[choice] for i, choice in own.items() if choice in known}
+        asked = self.asked
+        known = known_peaks(map(self._choice, asked.candidates), self.tried)
         return Peaks(asked.candidates, asked.budget, known, rest)
 
     def _choice(self, candidate: Candidate) -> Choice:

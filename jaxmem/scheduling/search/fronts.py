@@ -20,7 +20,7 @@ from jaxmem.scheduling._searched import (
 )
 from jaxmem.scheduling.search.asks import Search
 from jaxmem.scheduling.search.budget import BudgetSearch
-from jaxmem.scheduling.search.peaks import Peaks
+from jaxmem.scheduling.search.peaks import Peaks, known_peaks
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
@@ -159,8 +159,7 @@ class Fronts:
         if not front:
             return math.inf
         limit = int(self.trials.limit)
-        own = {t.choice: t.peak for t in self.trials.tried}
-        known = {i: own[c.choice] for i, c in enumerate(front) if c.choice in own}
+        known = known_peaks((c.choice for c in front), self.trials.tried)
         peaks = Peaks(front, limit, known, self._rest(front, one))
         at = peaks.guess(-1, len(front))
         return front[at].seconds if peaks.expected(at) <= limit else math.inf

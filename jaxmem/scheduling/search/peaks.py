@@ -1,12 +1,20 @@
 """What the compiled peaks of some candidates tell of the others."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Candidate
+from jaxmem.scheduling.search.result import Trial
+
+
+def known_peaks(choices: Iterable[Choice], tried: Iterable[Trial]) -> dict[int, float]:
+    """Compiled peaks of those choices that were tried, by number."""
+    peaks = {t.choice: t.peak for t in tried}
+    return {i: peaks[c] for i, c in enumerate(choices) if c in peaks}
 
 
 @dataclass
