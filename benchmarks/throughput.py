@@ -1,9 +1,9 @@
 """Examples a second in so much memory: policies at their best batch, and `schedule`.
 
     python -m benchmarks.throughput
-    python -m benchmarks.throughput ViT schedule   # rows that have both; others stay
+    python -m benchmarks.throughput 16GiB ViT schedule  # the rows that have all
 
-Loss gradients on an H100 of which a program may use 16 GiB, everything counted:
+Loss gradients on an H100 of which a program may use 16 or 80 GiB, everything counted:
 parameters, gradients and temporaries. A policy has the batch with the most examples a
 second that `jaxmem.best_batch` finds. Ours are the unmodified model under
 `jaxmem.schedule`, and the same after `jaxmem.substitute`, each at batches that go up by
@@ -25,7 +25,8 @@ from benchmarks.blocks import POLICIES, STACKS, gradient_of_stack, made
 from benchmarks.models import named
 from jaxmem.scheduling import BudgetError
 
-TARGET, MEMORY = "h100", "16GiB"
+TARGET = "h100"
+ROOMS = "16GiB", "80GiB"
 MODELS = {  # -> (name in `blocks`, tokens of an example, what divides a batch)
     "BERT-Large": ("BERT-Large, 8 x 512", 512, 8),
     "ViT-L": ("ViT-L, 16 x 256", 256, 16),
@@ -38,7 +39,7 @@ THEIRS = {
 }
 OURS = ("schedule", "substitute, schedule")
 COLUMNS = (
-    *("model", "step", "batch", "predicted ms", "examples a second"),
+    *("model", "memory", "step", "batch", "predicted ms", "examples a second"),
     "of the best policy's",
 )
 
@@ -58,19 +59,19 @@ def step_of(model: str, policy: str) -> tuple[Callable, Callable[[int], tuple]]:
 
 
 @functools.cache
-def of_policy(model: str, policy: str) -> tuple[int, float]:
+def of_policy(model: str, room: str, policy: str) -> tuple[int, float]:
     """(batch, seconds of a step) of a policy at its best."""
     step, make_args = step_of(model, policy)
     unit = MODELS[model][2]
-    how = {"target": TARGET, "memory": MEMORY, "multiple_of": unit, "progress": False}
+    how = {"target": TARGET, "memory": room, "multiple_of": unit, "progress": False}
     found = jaxmem.best_batch(step, make_args, **how)
     return int(found), found.seconds or math.inf
 
 
-def batches(model: str) -> Iterator[int]:
+def batches(model: str, room: str) -> Iterator[int]:
     """Batches that go up by about a half, from the policies' best on."""
     unit = MODELS[model][2]
-    n = max(unit, max(of_policy(model, policy)[0] for policy in THEIRS) // 2)
+    n = max(unit, max(of_policy(model, room, policy)[0] for policy in THEIRS) // 2)
     while True:
         n = unit * round(n / unit)
         yield n
@@ -78,7 +79,7 @@ def batches(model: str) -> Iterator[int]:
 
 
 @functools.cache
-def of_ours(model: str, how: str) -> tuple[int, float]:
+def of_ours(model: str, room: str, how: str) -> tuple[int, float]:
     """The same of a schedule, of the batches that fit.
 
     Two in a row without more examples a second end it: what is spared beyond that buys
@@ -86,33 +87,35 @@ def of_ours(model: str, how: str) -> tuple[int, float]:
     """
     step, make_args = step_of(model, how)
     found: dict[int, float] = {}
-    for n in batches(model):
+    for n in batches(model, room):
         best = max(found, key=lambda n: n / found[n], default=n)
         if sum(m > best for m in found) == 2:
             break
-        scheduled = jaxmem.schedule(step, MEMORY, target=TARGET, donate_argnums=())
+        scheduled = jaxmem.schedule(step, room, target=TARGET, donate_argnums=())
         try:
             report = scheduled.plan(*make_args(n)).scheduled
         except BudgetError:
             break
         found[n] = report.seconds
-        print(model, how, n, report.seconds, n / report.seconds, flush=True)
+        print(model, room, how, n, report.seconds, n / report.seconds, flush=True)
     best = max(found, key=lambda n: n / found[n])
     return best, found[best]
 
 
-def row(model: str, how: str) -> tuple:
+def row(model: str, room: str, how: str) -> tuple:
     per_second = lambda one: one[0] / one[1]
-    best = max(per_second(of_policy(model, policy)) for policy in THEIRS)
-    batch, seconds = of_ours(model, how) if how in OURS else of_policy(model, how)
+    best = max(per_second(of_policy(model, room, policy)) for policy in THEIRS)
+    measure = of_ours if how in OURS else of_policy
+    batch, seconds = measure(model, room, how)
     return batch, 1e3 * seconds, batch / seconds, batch / seconds / best
 
 
-def measures() -> dict[tuple[str, str], Callable[[], tuple]]:
+def measures() -> dict[tuple[str, str, str], Callable[[], tuple]]:
     """The first cells of the rows -> what measures the rest."""
     return {
-        (model, how): functools.partial(row, model, how)
+        (model, room, how): functools.partial(row, model, room, how)
         for model in MODELS
+        for room in ROOMS
         for how in (*THEIRS, *OURS)
     }
 

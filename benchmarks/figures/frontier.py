@@ -109,16 +109,13 @@ def on_tpu() -> str:
 
 @figures("throughput")
 def throughput() -> str:
-    """A line for each model and way, at its best batch."""
-    head = "model", "step", "batch", "predicted ms", "examples a second", "ratio"
-    columns = "predicted ms", "examples a second"
-    cells = lambda r: [r["batch"], *(f"{float(r[c]):,.1f}" for c in columns)]
+    """A line for each model, room and way, at its best batch."""
+    sizes = "predicted ms", "examples a second"
+    head = *("model", "memory", "step", "batch"), *sizes, "ratio"
+    cells = lambda r: [r["batch"], *(f"{float(r[c]):,.1f}" for c in sizes)]
+    way = lambda r: [r["model"], r["memory"], f"`{r['step']}`", *cells(r)]
     found = rows("throughput")
-    ways = [
-        [r["model"], f"`{r['step']}`", *cells(r), r["of the best policy's"]]
-        for r in found
-    ]
-    return table(head, ways)
+    return table(head, [[*way(r), r["of the best policy's"]] for r in found])
 
 
 figures("frontier, plain attention")(lambda: _summary("plain attention"))
