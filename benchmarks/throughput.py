@@ -69,9 +69,13 @@ def of_policy(model: str, room: str, policy: str) -> tuple[int, float]:
 
 
 def batches(model: str, room: str) -> Iterator[int]:
-    """Batches that go up by about a half, from the policies' best on."""
-    unit = MODELS[model][2]
-    n = max(unit, max(of_policy(model, room, policy)[0] for policy in THEIRS) // 2)
+    """Batches that go up by about a half, from the best policy's on.
+
+    Or from half of the largest, where that is less: ours may have it in less memory.
+    """
+    unit, found = MODELS[model][2], [of_policy(model, room, one) for one in THEIRS]
+    fastest, _ = max(found, key=lambda one: one[0] / one[1])
+    n = max(unit, min(fastest, max(n for n, _ in found) // 2))
     while True:
         n = unit * round(n / unit)
         yield n

@@ -54,7 +54,7 @@ ALLOWED = {
     },
     "docs/diff.md": {"1 %": SET},
     "docs/cross_entropy.md": {"4 GiB": FORMULA, "32 MiB": SET},
-    "docs/frontier.md": {"16 GiB": SIZE},
+    "docs/frontier.md": {"80 GiB": SIZE},
     "docs/installation.md": {"1.5 GB": DOWNLOAD},
     "docs/kernels.md": {"16 GiB": SIZE, "64 MiB": SET},
     "docs/memory_layers.md": {"2 GiB": SIZE},

@@ -4,6 +4,7 @@ Variants of one chip differ in memory (an A100 has 40 or 80 GB, and a shared one
 less): pass `memory=` or `budget=` where the figure below is not yours.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ _GIB = 2**30
 
 # Seconds of a kernel beside what it does, with the gap to the next.
 _LAUNCH = 1.5e-6  # `benchmarks.time` on an H200: 1.2 of a kernel, 0.3 to the next one
+# XLA's defaults: of a GPU's memory, and `xla_gpu_memory_limit_slop_factor` of that.
+_PLANNED = 0.8 * 0.95
 _TPU_LAUNCH = 1.2e-6  # XLA's own cycles: small operations (v5e and v6e)
 
 
@@ -84,6 +87,13 @@ class Chip:
     memory_bytes: int | None  # for a program; None where they differ between hosts
     machine: Machine  # how fast it computes and moves bytes
     compiler: Cpu | Gpu | Tpu  # what its compiler has to be told
+
+    @property
+    def planned_bytes(self) -> float:
+        """The peak above which XLA recomputes operations unasked; inf but for GPUs."""
+        if self.memory_bytes is None or not isinstance(self.compiler, Gpu):
+            return math.inf
+        return _PLANNED * self.memory_bytes
 
 
 _FLAT = tuple("1x1 1x2 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split())

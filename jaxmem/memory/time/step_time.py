@@ -12,6 +12,8 @@ from jaxmem.memory.time.schedule import Timed, TimedKernel, timed
 from jaxmem.memory.time.spans import TimeSpan, spans_of
 
 _SHOWN = 100  # operations that are kept, the slowest
+_REMAT = ".remat"  # in the name of what XLA's rematerialization pass has added
+_WORTH_SAYING = 0.01  # of a step's seconds
 
 
 def step_time(text: str, target: str, trips: int | None = None) -> StepTime | None:
@@ -105,6 +107,19 @@ def _notes(tracer: Tracer, found: Timed, trips: int | None):
             f"{place.source or place.group} runs: {counted} is counted; pass trips="
         )
     yield from _unknown(tracer, found)
+    yield from _unasked(found)
+
+
+def _unasked(found: Timed) -> Iterator[str]:
+    """Of what XLA recomputes where a step is near the memory of its chip."""
+    again = [one for one in found.kernels if _REMAT in one.name]
+    seconds = sum(one.times * one.seconds for one in again)
+    if seconds > _WORTH_SAYING * sum(one.times * one.seconds for one in found.kernels):
+        yield (
+            f"XLA recomputes {len(again)} operations unasked, {1e3 * seconds:.3g} ms "
+            "of the step: it plans with less memory than the chip has. A step that "
+            "takes fewer bytes is faster: a policy, `jaxmem.schedule`, a smaller batch"
+        )
 
 
 def _unknown(tracer: Tracer, found: Timed) -> Iterator[str]:

@@ -229,13 +229,15 @@ def _normalize(norm: Norm, x, scale, bias, mask):
 
 
 @functools.cache
-def keep_input(norm: Norm) -> Callable:
-    """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics."""
+def keep_input(norm: Norm, barriers: bool = True) -> Callable:
+    """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics.
+
+    With barriers XLA does not merge the recomputation with the forward pass: of
+    unrolled layers it otherwise keeps the output besides.
+    """
     # The statistics are named: recomputing a reduction costs a pass over the input.
     policy = jax.checkpoint_policies.save_only_these_names(norm.stats_name)
     # Partial evaluation drops what a frozen input does not need, and forward mode,
     # second derivatives and collectives come out of JAX itself.
     fn = functools.partial(_normalize, norm)
-    # With barriers: of layers that are written out, rather than scanned, XLA otherwise
-    # merges the recomputation with the forward pass, and keeps the output besides.
-    return jax.checkpoint(fn, policy=policy)
+    return jax.checkpoint(fn, policy=policy, prevent_cse=barriers)

@@ -39,17 +39,39 @@ class _Window:
         """The places in a window, in row-major order."""
         return enumerate(itertools.product(*map(range, self.sizes)))
 
-    def taken(self, padded: Array, offset, out: Sequence[int]) -> Array:
-        """Of each window the element at `offset`."""
-        ends = [
-            o + (n - 1) * s + 1
-            for o, n, s in zip(offset, out, self.strides, strict=True)
-        ]
-        return jax.lax.slice(padded, offset, ends, self.strides)
+    def parts(self, x: Array, value: float) -> dict[tuple[int, ...], Array]:
+        """The padded input, of each axis every stride-th element: by where it starts.
 
-    def padded(self, x: Array, value: float) -> Array:
-        config = [(low, high, 0) for low, high in self.padding]
-        return jax.lax.pad(x, jnp.asarray(value, x.dtype), config)
+        Windows take their elements of these with steps of one. Slices with larger steps
+        would be padded between elements in the backward pass, an array of the whole
+        input for each place of the window, which TPUs write one by one.
+        """
+        sizes = zip(x.shape, self.strides, self.padding, strict=True)
+        config = [(low, high + -(low + n + high) % s, 0) for n, s, (low, high) in sizes]
+        found = {(): jax.lax.pad(x, jnp.asarray(value, x.dtype), config)}
+        for axis, s in enumerate(self.strides):
+            found = {
+                (*start, i): part
+                for start, whole in found.items()
+                for i, part in enumerate(_every(whole, axis, s))
+            }
+        return found
+
+    def taken(self, parts: dict, offset, out: Sequence[int]) -> Array:
+        """Of each window the element at `offset`."""
+        start = tuple(o % s for o, s in zip(offset, self.strides, strict=True))
+        first = tuple(o // s for o, s in zip(offset, self.strides, strict=True))
+        ends = [o + n for o, n in zip(first, out, strict=True)]
+        return jax.lax.slice(parts[start], first, ends)
+
+
+def _every(x: Array, axis: int, stride: int) -> list[Array]:
+    """The elements 0, stride, ... of an axis, the elements 1, stride + 1, ..., ..."""
+    if stride == 1:
+        return [x]
+    split = (*x.shape[:axis], -1, stride, *x.shape[axis + 1 :])
+    parts = jax.lax.split(x.reshape(split), [1] * stride, axis + 1)
+    return [part.squeeze(axis + 1) for part in parts]
 
 
 def max_pool(
@@ -141,23 +163,23 @@ def _largest(window: _Window, x: Array) -> Array:
 def _places(window: _Window, x: Array, y: Array) -> Array:
     """For each output the first place in its window that holds it, packed."""
     # A step a window element on strided slices fuses in XLA; the graph grows with it.
-    padded = window.padded(x, -math.inf)
+    parts = window.parts(x, -math.inf)
     place = jnp.zeros(y.shape, jnp.uint8)
     # From the last to the first: of equal elements the first one stays.
     for code, offset in reversed([*window.offsets()]):
-        here = window.taken(padded, offset, y.shape) == y
+        here = window.taken(parts, offset, y.shape) == y
         place = jnp.where(here, jnp.uint8(code), place)
     return pack_codes(place, window.bits)
 
 
 def _tangent(window: _Window, packed: Array, x_dot: Array) -> Array:
     """Of each window the tangent at its place."""
-    padded = window.padded(x_dot, 0.0)
+    parts = window.parts(x_dot, 0.0)
     out = jax.eval_shape(functools.partial(_largest, window), x_dot).shape
     place = unpack_codes(packed, window.bits, out)
     found = jnp.zeros(out, x_dot.dtype)
     for code, offset in window.offsets():
-        here = window.taken(padded, offset, out)
+        here = window.taken(parts, offset, out)
         found = jnp.where(place == code, here, found)
     return found
 

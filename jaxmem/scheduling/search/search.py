@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
+from jaxmem.chips import CHIPS
 from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling import _passes
 from jaxmem.scheduling._choice import counted
@@ -44,6 +45,8 @@ def search(
     products, passes = None, _asked(tile and not named)
     while True:
         compiles, trials = Compiles(step.begin, deadline, products), Trials(budget)
+        if budget is not None:
+            trials.planned = CHIPS[step.target].planned_bytes
         asked = SearchedStep(step, named, offload, left=compiles.left)
         strategy = Strategy(asked, passes, trials, quick)
         try:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Front, Searched, SearchedStep, start_of
 from jaxmem.scheduling.search.asks import Ask, Search
@@ -90,9 +91,15 @@ class Strategy:
         """What fits once it is compiled to the end."""
         for _ in range(_CONFIRMED):
             try:
-                found = yield from self._within_limit()
+                yield from self._within_limit()
             except BudgetError:
-                break
+                if self.trials.limit == self.trials.room:
+                    break
+                self.trials.planned = math.inf
+                continue
+            found = best_of(self.trials.tried, self.trials.room)
+            assert found is not None
+            self._explain_limit(found)
             best = yield from self._settled(found)
             if best.peak <= budget:
                 return best
@@ -103,6 +110,16 @@ class Strategy:
         made = self.step.traced.rewritten(best.choice)
         why = (text for one in self.passes for text in one.unreached(self.step, made))
         raise unreachable(budget, best, tuple(dict.fromkeys(why)))
+
+    def _explain_limit(self, found: ReportedTrial) -> None:
+        """Says why part of the budget is not used, where it is for XLA's sake."""
+        planned = self.trials.planned
+        if found.peak <= planned < self.trials.room:
+            text = (
+                f"in a step above {format_bytes(planned)} XLA recomputes operations "
+                "unasked: no more of the budget is used"
+            )
+            self.notes = (*self.notes, text)
 
     def _least_settled(self) -> Search[ReportedTrial]:
         """The least of what was tried, all that may be it compiled to the end."""

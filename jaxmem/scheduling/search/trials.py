@@ -21,16 +21,24 @@ class Trials:
       budget: bytes; None where there is none.
       tried: the trials.
       excess: bytes that a step took above what its assigned buffers had told.
+      planned: bytes above which XLA recomputes operations unasked; inf once nothing
+        was found below.
     """
 
     budget: int | None
     tried: list[ReportedTrial] = field(default_factory=list)
     excess: int = 0
+    planned: float = math.inf
+
+    @property
+    def room(self) -> float:
+        """What assigned buffers may take."""
+        return math.inf if self.budget is None else self.budget - self.excess
 
     @property
     def limit(self) -> float:
-        """What assigned buffers may take."""
-        return math.inf if self.budget is None else self.budget - self.excess
+        """What is searched for: within the room, and what XLA leaves as it is."""
+        return min(self.room, self.planned)
 
     @property
     def best(self) -> ReportedTrial | None:
