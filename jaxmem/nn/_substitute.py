@@ -70,7 +70,7 @@ def substitute(
             codes reads too (codes beside an exact output come on top). The word
             `"auto"` is `"output"` where the next layer turns out to be trained and
             `"input"` where it is frozen, and so fits whatever is trained. None: as
-            `save`, and `"output"` where that is a dict.
+            `save`, but `"auto"` where that is `"output"` or a dict.
         patterns: formulas to look for, as in `jaxmem.rewriting.rewrite`; its library
             if None.
         verbose: prints the report at the first trace.
@@ -99,7 +99,8 @@ def substitute(
             allowed = "'input', 'output', 'auto', bits (1 to 8), a Quantization or None"
             raise wrong_value("activations", activations, allowed)
     if activations is None:
-        kept = as_quantization(save) or storage.word
+        word = "auto" if storage.word == "output" else storage.word
+        kept = as_quantization(save) or word
     elif isinstance(activations, int):  # of the derivative
         kept = activations
     else:

@@ -1,7 +1,8 @@
 """`save="auto"`: which form an activation takes, from who reads its output.
 
 An output is kept anyway where a product with something that is differentiated reads it.
-Where the kernel is frozen, a code of a few bits or the input is cheaper.
+Where the kernel is frozen, a code of a few bits or the input is cheaper. Right behind
+a batch or group norm nothing is kept, see `_behind_norm`.
 """
 
 import functools
@@ -21,6 +22,7 @@ from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.primitives import Kind
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
+from jaxmem.rewriting._behind_norm import behind, is_norm
 from jaxmem.rewriting._bodies import with_bodies
 
 _LOGGER = logging.getLogger("jaxmem")
@@ -35,8 +37,8 @@ class SaveChoice:
 
     Attributes:
       op: the activation.
-      keeps: "output" (and a bit, for GELU and SiLU), "input", or "<n> bits".
-      reason: whether the output is kept anyway, and by what.
+      keeps: "output" (and a bit, for GELU and SiLU), "input", "<n> bits", or "nothing".
+      reason: whether the output, or what the input is made of, is kept anyway, by what.
       shape: of the activation.
       source: file, line and function.
     """
@@ -59,10 +61,12 @@ def auto_save(
 ) -> Callable:
     """A function like `fn` whose activations with `save="auto"` keep what is cheapest.
 
-    Each keeps its output (GELU and SiLU: and a bit) where the next operation keeps the
-    output anyway: a matmul or convolution whose kernel is differentiated, or a product
-    with a differentiated array. Else it keeps a code of `bits` bits if that was given,
-    and its input if not. Views in between (reshape, transpose) and functions called
+    One right behind a `batch_norm` of the batch's own statistics or a `group_norm`
+    keeps nothing: what it needs is recomputed from the norm's input, which is kept.
+    Others keep their output (GELU and SiLU: and a bit) where the next operation keeps
+    it anyway: a matmul or convolution whose kernel is differentiated, or a product with
+    a differentiated array; or else a code of `bits` bits if that was given, and their
+    input if not. Views in between (reshape, transpose) and functions called
     (`jit`, `checkpoint`, `scan`, ...) are looked through; an output that is cast, that
     goes through dropout first, or whose reader is outside of `fn` counts as not kept.
 
@@ -245,13 +249,33 @@ class _Evaluation:
         bodies = _jaxpr.bodies(eqn)
         mark = _mark(eqn)
         if mark is not None:
-            outs = [self._resolved(eqn, mark, values[0])]
+            norm = self._norm_before(eqn)
+            if norm is None:
+                outs = [self._resolved(eqn, mark, values[0])]
+            else:
+                outs = [self._behind(norm, eqn, mark, values[0])]
         elif any(map(is_marked, bodies)):
             inner = [functools.partial(_run, body, tell=self.tell) for body in bodies]
             outs = with_bodies(eqn, values, inner)
         else:
             outs = _compat.bind(eqn, values)
         self.env.update(zip(eqn.outvars, outs, strict=True))
+
+    def _norm_before(self, eqn) -> Any:
+        """The norm whose output an activation takes, if it does."""
+        before = self.made_by.get(eqn.invars[0])
+        if before is None or before.outvars[0] is not eqn.invars[0]:
+            return None
+        return before if is_norm(before) else None
+
+    def _behind(self, norm, eqn, mark: AutoSave, x) -> Any:
+        values = [self._read(v) for v in norm.invars]
+        source = _compat.caller_line(eqn)
+        reason = "the norm before it keeps what it is made of"
+        tell = lambda: self.tell(
+            SaveChoice(mark.name, "nothing", reason, x.shape, source)
+        )
+        return _compat.in_context_of(eqn, behind(norm, eqn, tell), x, *values)
 
     def _resolved(self, eqn, mark: AutoSave, x) -> Any:
         # what is made of an output not there yet has a tangent if x has one
