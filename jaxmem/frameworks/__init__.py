@@ -26,6 +26,7 @@ from jaxmem.frameworks.registry import is_object as is_object
 from jaxmem.frameworks.registry import jitted as jitted
 from jaxmem.frameworks.registry import map_arrays as map_arrays
 from jaxmem.frameworks.registry import register as register
+from jaxmem.frameworks.registry import taking_apart as taking_apart
 from jaxmem.frameworks.registry import unregister as unregister
 from jaxmem.frameworks.training import OVERWRITE as OVERWRITE
 from jaxmem.frameworks.training import Held as Held

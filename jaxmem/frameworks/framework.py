@@ -192,6 +192,14 @@ class Framework:
         new = optax.apply_updates(trained, updates)
         return self.combine(new, others, rest), state, loss
 
+    def takes_apart(self, params: Any) -> bool:
+        """Whether optimizer states of such parameters are held by keys alone."""
+        return False
+
+    def by_keys(self, x: Any) -> Any:
+        """What a tuple in such a state is after an update."""
+        raise NotImplementedError
+
     def abstract_state(self, model: Any, tx: Any, init: Callable) -> Any:
         """The optimizer's state of an abstract model; `init(tx, parameters)`."""
         return init(tx, self.parameters(model))

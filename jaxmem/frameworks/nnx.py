@@ -230,6 +230,15 @@ class Nnx(Framework):
         state.update(model, grads)
         return loss
 
+    def takes_apart(self, params: Any) -> bool:
+        """`nnx.Optimizer.update` does."""
+        return isinstance(params, sys.modules["flax.nnx"].State)
+
+    def by_keys(self, x: Any) -> Any:
+        from flax import nnx
+
+        return nnx.state(x)
+
     def abstract_state(self, model: Any, tx: Any, init: Callable) -> Any:
         """The `nnx.Optimizer`, with the memory of each array."""
         from flax import nnx

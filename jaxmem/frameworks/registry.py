@@ -48,6 +48,11 @@ def framework_of(x: Any) -> Framework:
     return next((f for f in in_use() if f.trains(x) or f.is_model(x)), PLAIN)
 
 
+def taking_apart(params: Any) -> Framework | None:
+    """The framework that holds optimizer states of such parameters by keys, if any."""
+    return next((f for f in in_use() if f.takes_apart(params)), None)
+
+
 def is_object(x: Any) -> bool:
     """Whether a step may update it in place."""
     return any(f.in_place and f.owns(x) for f in in_use())

@@ -1,5 +1,6 @@
 """The step called with a TrainState and with nnx objects."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ from flax.training.train_state import TrainState
 
 import jaxmem
 from jaxmem.accumulate import microbatch
-from jaxmem.optim import adama
+from jaxmem.optim import LowBit, adama
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, assert_close, assert_same, copy
 
@@ -155,6 +156,17 @@ def test_nnx_is_updated_in_place(make):
     assert_close(got, want, rtol=0, atol=2 * LR * NORM_RTOL)
     assert int(optimizer.step[...]) == 2
     assert int(nnx.as_pure(optimizer.opt_state)[0].count) == 2
+
+
+def test_nnx_goes_on_with_moments_in_codes():
+    """nnx takes the fields of a moment apart after the first step."""
+    make = functools.partial(adama, bits=LowBit(8, block=4, least_size=1))
+    model, optimizer = nnx_pair(make)
+    step = microbatch(nnx_loss, optimizer.tx, N)
+    before = jax.tree.structure(nnx.state(optimizer))
+    losses = [step(model, optimizer, BATCH, None)["loss"] for _ in range(2)]
+    assert losses[1] != losses[0]
+    assert jax.tree.structure(nnx.state(optimizer)) == before
 
 
 def test_nnx_trains_the_parameters_of_the_optimizer_alone():

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -265,6 +266,26 @@ def test_restored_by_orbax(case, tmp_path):
     shapes = jax.eval_shape(tx.init, given)
     back = checkpointer.restore(tmp_path / "state", shapes)
     chex.assert_trees_all_equal(back, state)
+
+
+@each
+def test_in_an_nnx_optimizer(case):
+    """Values, and the structure of the state from the start on: one compile."""
+    model = nnx.Module()
+    for name, p in params().items():
+        setattr(model, name, nnx.Param(p))
+    optimizer = nnx.Optimizer(model, case.make(), wrt=nnx.Param)
+    before = jax.tree.structure(nnx.state(optimizer))
+    update = nnx.jit(lambda model, optimizer, g: optimizer.update(model, g))
+    for i in range(2):
+        g = {name: nnx.Param(x[i]) for name, x in gradients(2).items()}
+        update(model, optimizer, nnx.State(g))
+        assert jax.tree.structure(nnx.state(optimizer)) == before
+    want, state = run(case.make(), params(), gradients(2))
+    same = functools.partial(chex.assert_trees_all_close, rtol=1e-5, atol=2 * 2.0**-24)
+    same(dict(nnx.as_pure(nnx.state(model))), want)
+    sizes = lambda tree: sorted((x.shape, str(x.dtype)) for x in jax.tree.leaves(tree))
+    assert sizes(nnx.state(optimizer.opt_state)) == sizes(state)
 
 
 @each

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_bool, check_choice, check_count, check_scalar, shown
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.accumulation.devices import check_varying, per_device
 from jaxmem.optim.accumulation.states import map_per_device, per_device_fields
 
@@ -90,7 +91,7 @@ def accumulating_transformation(
         waiting = zeros_like(updates), state
         return select(state.micro_step >= n, done, waiting)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return held_by_keys(optax.GradientTransformationExtraArgs(init, update))
 
 
 def chain_after(

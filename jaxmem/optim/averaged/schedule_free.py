@@ -16,6 +16,7 @@ from jaxtyping import Array, Float32, Int32, PyTree
 
 from jaxmem._checks import check_scalar
 from jaxmem.optim._adama_arguments import check_rate
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.steps import as_transformation
 from jaxmem.optim.factored.arguments import number
@@ -149,7 +150,7 @@ def schedule_free(
         count: Any = optax.safe_increment(state.step_count)
         return u, ScheduleFreeState(state.b1, total, count, max_lr, inner, ahead)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return held_by_keys(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _share(rate: Any, power: Any, state: ScheduleFreeState) -> tuple[Any, Any, Any]:

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._paths import check_selection
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.factored import blocks as blocks_
@@ -125,7 +126,7 @@ def scale_by_adam_mini(
             new, mu, nu = map_leaves(WHO, 3, step, updates, state.mu, state.nu)
         return new, AdamMiniState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 class AdamMiniRule(NamedTuple):

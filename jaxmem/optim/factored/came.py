@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool
 from jaxmem._paths import check_selection
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.factored import moments
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number, pair
@@ -128,7 +129,7 @@ def scale_by_came(
             new, *kept = map_leaves(WHO, 4, step, updates, *state)
         return new, CameState(*kept)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def _start(p, layers: int):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_bool, check_int
 from jaxmem._paths import check_selection
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.factored import moments
 from jaxmem.optim.factored.arguments import number
@@ -108,7 +109,7 @@ def scale_by_factored_rms(
             new, nu = map_leaves(WHO, 2, step, updates, state.nu)
         return new, FactoredRmsState(jnp.asarray(optax.safe_increment(state.count)), nu)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def _weight(count, offset, exponent):

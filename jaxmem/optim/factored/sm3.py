@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from jaxmem._paths import check_selection
 from jaxmem.optim._adama_arguments import check_rate
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.factored.arguments import number
@@ -98,7 +99,7 @@ def scale_by_sm3(
             new, cover, mu = map_leaves(WHO, 3, step, updates, *state)
         return new, Sm3State(cover, mu)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def _others(ndim: int, layers: int) -> list[tuple[int, ...]]:

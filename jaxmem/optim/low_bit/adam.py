@@ -12,6 +12,7 @@ from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_bool, shown
 from jaxmem.optim._adama_arguments import check_decays, check_mask, check_rate
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.low_bit.low_bit import EIGHT, LowBit, as_low_bit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
 
@@ -129,7 +130,7 @@ def scale_by_adam(
             u, mu, nu = map_moments(leaf, updates, state.mu, state.nu)
         return u, LowBitAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def adam(

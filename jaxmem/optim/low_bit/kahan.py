@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit import bfloat16
 
@@ -93,4 +94,4 @@ def kahan_summation(
             updates, rest = bfloat16.map_leaves(summed, 2, updates, params, state.rest)
         return updates, KahanState(rest, inner)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return held_by_keys(optax.GradientTransformationExtraArgs(init, update))

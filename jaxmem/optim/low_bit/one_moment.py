@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit.low_bit import LowBit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
@@ -52,4 +53,4 @@ def one_moment(
             u, kept = map_moments(leaf, updates, kept)
         return u, state_class(count, kept)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))

@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, BFloat16, Float32, Int32, Integer, PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
@@ -123,7 +124,7 @@ def split_master(
         count: Any = optax.safe_increment(state.count)
         return updates, SplitMasterState(count, correction, inner)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return held_by_keys(optax.GradientTransformationExtraArgs(init, update))
 
 
 def merged(p: BFloat16[Array, "*s"], c: Integer[Array, "*s"]) -> Float32[Array, "*s"]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.random import counter_bits, seed_of
@@ -92,4 +93,4 @@ def stochastic_rounding(
         count: Any = optax.safe_increment(state.count)
         return updates, StochasticRoundingState(count, inner)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return held_by_keys(optax.GradientTransformationExtraArgs(init, update))

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float32, Int32, PyTree
 
 from jaxmem._checks import check_scalar
+from jaxmem.optim._by_keys import held_by_keys
 
 EpsPlacement = Literal["optax", "reference"]
 
@@ -111,4 +112,4 @@ def adam(rule: AdamRule, eps_placement: EpsPlacement) -> optax.GradientTransform
         mu, nu = (tree.unflatten([pair[i] for pair in new]) for i in (0, 1))
         return tree.unflatten(steps), LowRankAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))

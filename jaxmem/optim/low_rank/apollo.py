@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_choice, check_float, check_int, check_scalar
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.low_rank.adam import AdamRule
 from jaxmem.optim.low_rank.checks import check_state
 from jaxmem.optim.low_rank.decay import with_learning_rate
@@ -171,7 +172,7 @@ def scale_by_apollo(
             new, moments = by_leaves(one, rule.leaves(updates), state.moments)
         return new, ApolloState(count, moments)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def _scaled(rule: MomentsRule, g, low, old: LeafMoments, scaling: Scaling):

@@ -16,6 +16,7 @@ from jaxmem._checks import (
     check_int,
     check_scalar,
 )
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.low_rank.adam import AdamRule
 from jaxmem.optim.low_rank.checks import check_state
 from jaxmem.optim.low_rank.decay import with_learning_rate
@@ -198,7 +199,7 @@ def _transformation(rule: FiraRule) -> optax.GradientTransformation:
             new = by_leaves(one, leaves, state.projectors, state.moments)
         return new[0], FiraState(count, *new[1:])
 
-    return optax.GradientTransformation(rule.init, update)
+    return held_by_keys(optax.GradientTransformation(rule.init, update))
 
 
 def fira(

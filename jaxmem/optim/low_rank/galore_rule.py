@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float32, Int32, PyTree
 
 from jaxmem._checks import shown
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.accumulation import accumulates
 from jaxmem.optim.low_rank.checks import check_state
 from jaxmem.optim.low_rank.leaves import ChosenLeaf, Leaves, leaves_of
@@ -145,4 +146,4 @@ def plain(rule: GaLoreRule) -> optax.GradientTransformationExtraArgs:
         count = jnp.asarray(optax.safe_increment(state.count))
         return leaves.tree_of(back), GaLoreState(count, leaves.tree_of(kept), inner)
 
-    return optax.GradientTransformationExtraArgs(rule.init, update)
+    return held_by_keys(optax.GradientTransformationExtraArgs(rule.init, update))

@@ -12,6 +12,7 @@ from jax.tree_util import keystr
 from jaxtyping import Array, Float, Int32, PyTree
 
 from jaxmem._checks import shown
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit, zeros_of
@@ -184,7 +185,7 @@ def of_matrices(
         u, mu = (tree.unflatten([x[i] for x in done]) for i in (0, 1))
         return u, MuonState(count, mu)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def _wider(g: Any, m: Any) -> Any:

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, PyTree, UInt32
 
 from jaxmem._checks import check_choice, wrong_value
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.factored.leaves import check_real, map_leaves
 from jaxmem.optim.low_bit.codes import pack, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit, zeros_of
@@ -137,7 +138,7 @@ def of_matrices(
         count: Any = optax.safe_increment(state.count)
         return u, state_class(count, *kept)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def _init(rule: MatrixRule, path, p, axes: MatrixAxes | None, fields: int) -> tuple:

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from jaxmem._checks import check_dtype, check_scalar, shown
 from jaxmem.ir.unique_rows import broadcast_rows
 from jaxmem.optim._adama_arguments import check_rate
+from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.rows.gradients import is_rows
 from jaxmem.optim.rows.rowwise import rowwise
@@ -142,7 +143,7 @@ def scale_by_rowwise_adagrad(
 
         return jax.tree.map(scaled, updates, sums), RowwiseAdagradState(sums)
 
-    return optax.GradientTransformation(init, update)
+    return held_by_keys(optax.GradientTransformation(init, update))
 
 
 def rowwise_adagrad(

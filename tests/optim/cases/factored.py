@@ -98,7 +98,9 @@ def made_adafactor(rate=LR):
 
 
 def made_adam_mini(rate=LR):
-    return adam_mini(rate, blocks={"w": (1, 8)}, full=lambda path: path == "b")
+    # in nnx, `init` sees a path "b/value"
+    of_b = lambda path: path.split("/")[0] == "b"
+    return adam_mini(rate, blocks={"w": (1, 8)}, full=of_b)
 
 
 CASES = [
