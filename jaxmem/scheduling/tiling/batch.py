@@ -90,12 +90,20 @@ class Batch(Propagation):
 
     def frontier(self) -> tuple[list[Any], list[Any]]:
         """(sums, cut arrays) of the parts that something outside of them needs."""
+        made = self._needed()
+        sums = [v for v in made if isinstance(self.at(v), Partial)]
+        return sums, [v for v in made if isinstance(self.at(v), Shard)]
+
+    def of_no_example(self) -> list[Any]:
+        """What the parts make, each the same, that something outside of them needs."""
+        ends = Partial | Shard
+        return [v for v in self._needed() if not isinstance(self.at(v), ends)]
+
+    def _needed(self) -> list[Any]:
         graph, needed = self.graph, dict.fromkeys(filter(is_var, self.graph.outvars))
         for i in self.after:
             needed |= dict.fromkeys(filter(is_var, graph.eqns[i].invars))
-        made = [v for v in needed if graph.maker.get(v) in self.placed]
-        sums = [v for v in made if isinstance(self.at(v), Partial)]
-        return sums, [v for v in made if isinstance(self.at(v), Shard)]
+        return [v for v in needed if graph.maker.get(v) in self.placed]
 
     def in_part(self) -> set[int]:
         """Equations on whole arrays that are cheap enough to be done for each part."""

@@ -44,6 +44,7 @@ def is_batch_loop(eqn) -> bool:
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
     axes = {v: p.axis for v in cut if isinstance(p := batch.of[v], Shard)}
+    once = _of_no_example(batch, outside)
     if batch.shards > 1:
         env = outside.env | _gathered(batch, outside)
         outside = replace(outside, env=env, done={*outside.done})
@@ -64,7 +65,16 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     loop = PartsLoop(axes, batch.parts)
     totals, found = loop.run(SCOPE, _empty_sums(batch), part_of)
     pairs = zip(sums, totals, strict=True)
-    return found | {v: _whole_sum(batch, v, total) for v, total in pairs}
+    return found | once | {v: _whole_sum(batch, v, total) for v, total in pairs}
+
+
+def _of_no_example(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
+    """What no example has part in, as a counter that the layers' scan advances.
+
+    It is computed outside of the loop: of the scan that makes it the rest is dead code.
+    """
+    values = replace(outside, env={**outside.env}, done={*outside.done})
+    return {v: values.read(v) for v in batch.of_no_example()}
 
 
 def _op(batch: Batch, v) -> str:

@@ -148,6 +148,37 @@ def test_a_mask_of_labels_is_counted_before_the_loop():
     assert scalars  # the count, which every part divides by
 
 
+def test_a_counter_of_the_layers_is_advanced_once():
+    """As nnx counts random numbers in scanned layers: no example has part in it."""
+
+    def step(params, counts, x):
+        def loss(up):
+            layer = lambda x, w: (x + jnp.tanh(x @ w[0]), w[1] + 1)
+            x_new, counted = jax.lax.scan(layer, x, (up, counts))
+            return jnp.square(x_new).mean(), counted
+
+        (value, counted), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        return params - RATE * grads, counted, value
+
+    up = jax.random.normal(jax.random.key(0), (LAYERS, WIDTH, WIDTH))
+    args = up, jnp.arange(LAYERS), jax.random.normal(jax.random.key(1), (BATCH, WIDTH))
+    done, run = rewritten(step, args, 4)
+    want, got = jax.jit(step)(*args), jax.jit(run)(*args)
+    np.testing.assert_array_equal(got[1], want[1])
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    (loop,) = loops(done)
+    beside = [e for e in jaxprs.split(done.jaxpr)[0].eqns if e is not loop]
+    assert not any(e.primitive.name == "dot_general" for e in walk_all(beside))
+
+
+def walk_all(eqns):
+    """Equations and those in their bodies."""
+    for eqn in eqns:
+        yield eqn
+        for body in jaxprs.bodies(eqn):
+            yield from jaxprs.walk(body)
+
+
 def contrastive(params, tokens, labels, key):
     x = logits_of(params, tokens, key).mean(1)
     return -jnp.diag(jax.nn.log_softmax(x @ x.T)).mean()
