@@ -53,15 +53,18 @@ def beside_sequences(
     alone: bool = False,
     within: float = math.inf,
 ) -> list[Candidate]:
-    """The front of sequences, and of tiles in the first of them, which has none.
+    """The front of sequences, and of tiles in the first of them, without a sequence.
 
     The other arguments are as for `with_tiles`.
     """
     # The positions of a sequence are those of a step without tiles.
-    free = flat[0]
+    free, plain = flat[0], flat[0].choice
+    order = plain.get(OperationOrder)
+    if order.sequence:
+        plain = plain.having(replace(order, sequence=()))
     found = [] if alone else list(flat)
-    for cuts in _cuts(step, free.choice, 0, cuts_to):
-        choice = free.choice.having(*cuts)
+    for cuts in _cuts(step, plain, 0, cuts_to):
+        choice = plain.having(*cuts)
         seconds = _tile_seconds(step, choice)
         if seconds >= _least_seconds(found, enough, within):
             break

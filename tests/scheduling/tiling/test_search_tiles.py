@@ -14,12 +14,13 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._searched import Candidate, SearchedStep
+from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import ReportedTrial
 from jaxmem.scheduling.search.strategy import Strategy
 from jaxmem.scheduling.search.trials import Trials
-from jaxmem.scheduling.tiling import list_regions
+from jaxmem.scheduling.tiling import list_regions, tiled_front
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 from tests.memory.test_estimate import needs_h100
@@ -256,3 +257,15 @@ def test_a_layer_of_131072_tokens_fits_an_h100():
     plan = schedule(made.step, "41.4GiB", **how).plan(*made.args)
     assert plan.scheduled.peak_bytes <= 41.4 * 2**30
     assert len(plan.tried) <= 8
+
+
+def test_a_choice_of_tiles_has_no_sequence(monkeypatch):
+    """Its positions are those of the step without tiles."""
+    choice = Choice("cpu", (OperationOrder(planned=True, sequence=(1, 0)),))
+    monkeypatch.setattr(tiled_front, "_cuts", lambda *args: iter([(Tiles(4),)]))
+    monkeypatch.setattr(tiled_front, "_tile_seconds", lambda *args: 1.0)
+    step = SimpleNamespace(predicted=lambda choice: 4)
+    flat = [Candidate(choice, 8, 0.0)]
+    found = tiled_front.in_tiles(step, flat, lambda limit: (Tiles(limit),))
+    assert [one.choice.get(OperationOrder).sequence for one in found] == [(1, 0), ()]
+    assert found[-1].choice.get(Tiles) == Tiles(4)
