@@ -9,12 +9,6 @@ import pytest
 from examples.recipes import orbax_nnx as recipe
 
 
-@pytest.fixture(scope="module", autouse=True)
-def as_users_run_it():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """The folder of a job that was stopped after two of four steps, and its losses."""
