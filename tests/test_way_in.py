@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import importlib.util
 import os
 import pathlib
 import re
@@ -15,7 +16,9 @@ from benchmarks import reports
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
+# recipes -> what they need of the extra `foreign`
+NEEDS = {"grain_loader": "grain", "keras_jax": "keras", "neural_ode": "diffrax"}
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 # Pages whose blocks are one script, in their order.
 SCRIPTS = [
@@ -50,6 +53,8 @@ def test_the_readme_shows_the_script():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path, tmp_path):
     """As a reader runs it: `python PATH`, in another folder, without a GPU."""
+    if importlib.util.find_spec(NEEDS.get(path.stem, "jax")) is None:
+        pytest.skip(f"needs {NEEDS[path.stem]}: pip install '.[foreign]'")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, "-W", "error", str(path)],
@@ -75,6 +80,15 @@ def test_a_page_includes_its_whole_script(framework):
     page = (DOCS / "getting_started" / f"{framework}.md").read_text()
     script = f"../../examples/getting_started_{framework}.py"
     assert f"```{{literalinclude}} {script}\n:language: python\n```" in page
+
+
+def test_every_recipe_is_on_its_page_whole():
+    page = (DOCS / "recipes.md").read_text()
+    tests = "".join(p.read_text() for p in (ROOT / "tests/recipes").glob("test_*.py"))
+    for path in (ROOT / "examples" / "recipes").glob("*.py"):
+        include = f"```{{literalinclude}} ../{name_of(path)}\n:language: python\n```"
+        assert include in page
+        assert re.search(rf"\bimport\b.*\b{path.stem}\b|recipes\.{path.stem}\b", tests)
 
 
 def test_what_is_included_exists():

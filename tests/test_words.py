@@ -21,7 +21,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "notebooks").glob("*.md")),
-    *sorted((ROOT / "examples").glob("*.py")),
+    *sorted((ROOT / "examples").rglob("*.py")),
 ]
 INSTEAD = {
     # a phrase, in lower case -> what to write

@@ -18,6 +18,7 @@ import jaxmem
 from jaxmem.demo import data
 
 LAYERS, WIDTH, BATCH, TOKENS = 4, 64, 16, 64
+BUDGET = "8MiB"
 TX = optax.adamw(1e-3)
 
 
@@ -88,7 +89,7 @@ def train(run, state, batches, steps):
 
 def main():
     batches = make_batches(data.standard_library().train)
-    run = jaxmem.schedule(step, "8MiB", donate_argnums=0, quick=True)
+    run = jaxmem.schedule(step, BUDGET, donate_argnums=0, quick=True)
     shape = jax.ShapeDtypeStruct((BATCH, TOKENS + 1), jnp.int32)
     plan = run.plan(jax.eval_shape(make_state), shape)
     print(f"peak: {plan.plain.peak_bytes:,} bytes -> {plan.scheduled.peak_bytes:,}")

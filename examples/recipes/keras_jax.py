@@ -20,6 +20,7 @@ import jaxmem
 from jaxmem.demo import data
 
 LAYERS, WIDTH, HEADS, BATCH, TOKENS = 2, 64, 4, 16, 64
+BUDGET = "14MiB"
 
 
 def make_model():
@@ -81,7 +82,7 @@ def main():
     model, optimizer = make_model(), keras.optimizers.AdamW(1e-3)
     state, step = make_state(model, optimizer), make_step(model, optimizer)
     tokens = np.zeros((BATCH, TOKENS + 1), np.int32)
-    run = jaxmem.schedule(step, "12MiB", donate_argnums=0, quick=True)
+    run = jaxmem.schedule(step, BUDGET, donate_argnums=0, quick=True)
     plan = run.plan(state, tokens)
     print(f"peak: {plan.plain.peak_bytes:,} bytes -> {plan.scheduled.peak_bytes:,}")
     state, losses = train(run, state, 100)
