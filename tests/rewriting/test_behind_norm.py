@@ -113,3 +113,32 @@ def test_a_convolutional_net_is_not_slower_once_it_is_substituted():
     )
     assert after.seconds <= 1.01 * before.seconds
     assert after.temp_bytes <= 1.01 * before.temp_bytes
+
+
+def stack(fn, x, kernel):
+    """Three layers in a scan, each under a checkpoint."""
+    layer = jax.checkpoint(
+        lambda x: x + fn("group_norm", "silu", x, SCALE, BIAS, kernel @ kernel.T)
+    )
+    return jax.lax.scan(lambda x, _: (layer(x), None), x, None, length=3)[0]
+
+
+TRANSFORMS = {
+    "scan": lambda f: jax.grad(f, (0, 1)),
+    "frozen": jax.grad,
+    "vmap": lambda f: lambda x, w: jax.vmap(jax.grad(f), (0, None))(x[:, None], w),
+    "jvp": lambda f: lambda x, w: jax.jvp(f, (x, w), (x, w))[1],
+    "second": lambda f: lambda x, w: jax.jvp(jax.grad(f, 1), (x, w), (x, w))[1],
+}
+
+
+@pytest.mark.parametrize("how", TRANSFORMS)
+def test_under_transformations(how):
+    lean_stack = auto_save(lambda x, w: jnp.sin(stack(lean, x, w)).sum())
+    plain_stack = lambda x, w: jnp.sin(stack(plain, x, w)).sum()
+    fns = (jax.jit(TRANSFORMS[how](f)) for f in (lean_stack, plain_stack))
+    got, want = (f(X, KERNEL / 4) for f in fns)
+    # sums of some thousands of products through three layers
+    tolerance = 256 * float(jnp.finfo("float32").eps)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * abs(b).max())
