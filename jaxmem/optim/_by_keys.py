@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from jaxmem._paths import paths_and_leaves
 from jaxmem.frameworks import Framework, taking_apart
 
 
@@ -54,17 +55,8 @@ def _by_keys(framework: Framework, tree: Any) -> Any:
 
 def _as_made(made: Any, state: Any) -> Any:
     """The state's arrays in the structure that `init` makes, if they are the same."""
-    names, found = _names(made), _names(state)
-    if names.keys() != found.keys():
+    # a path is the same whatever holds the leaves
+    paths, found = dict(paths_and_leaves(made)), dict(paths_and_leaves(state))
+    if paths.keys() != found.keys():
         return state  # of other parameters: the transformation says so
-    return jax.tree.unflatten(jax.tree.structure(made), [found[n] for n in names])
-
-
-def _names(tree: Any) -> dict[tuple, Any]:
-    """Leaves by the keys of their paths, whatever holds them."""
-    return {tuple(map(_key, path)): x for path, x in jax.tree.leaves_with_path(tree)}
-
-
-def _key(key: Any) -> Any:
-    kinds = ("key", "name", "idx")
-    return next(getattr(key, kind) for kind in kinds if hasattr(key, kind))
+    return jax.tree.unflatten(jax.tree.structure(made), [found[p] for p in paths])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jaxmem import _compat
@@ -228,7 +229,7 @@ class _Evaluation:
     def _missing(self, eqn) -> list[Any]:
         """The equations to do before this one."""
         before = [v for v in eqn.invars if _is_var(v) and v not in self.env]
-        if not before and _mark(eqn) is not None:
+        if not before and _mark(eqn) is not None and self._norm_before(eqn) is None:
             partners = filter(None, self._partners(eqn.outvars[0]))
             before = [v for v in partners if v not in self.env]  # made after the mark
         return [self.made_by[v] for v in before]
@@ -249,11 +250,8 @@ class _Evaluation:
         bodies = _jaxpr.bodies(eqn)
         mark = _mark(eqn)
         if mark is not None:
-            norm = self._norm_before(eqn)
-            if norm is None:
-                outs = [self._resolved(eqn, mark, values[0])]
-            else:
-                outs = [self._behind(norm, eqn, mark, values[0])]
+            x = jnp.asarray(values[0], eqn.invars[0].aval.dtype)  # it may be a literal
+            outs = [self._resolved(eqn, mark, x)]
         elif any(map(is_marked, bodies)):
             inner = [functools.partial(_run, body, tell=self.tell) for body in bodies]
             outs = with_bodies(eqn, values, inner)
@@ -263,8 +261,9 @@ class _Evaluation:
 
     def _norm_before(self, eqn) -> Any:
         """The norm whose output an activation takes, if it does."""
-        before = self.made_by.get(eqn.invars[0])
-        if before is None or before.outvars[0] is not eqn.invars[0]:
+        (x,) = eqn.invars
+        before = self.made_by.get(x) if _is_var(x) else None
+        if before is None or before.outvars[0] is not x:
             return None
         return before if is_norm(before) else None
 
@@ -278,6 +277,8 @@ class _Evaluation:
         return _compat.in_context_of(eqn, behind(norm, eqn, tell), x, *values)
 
     def _resolved(self, eqn, mark: AutoSave, x) -> Any:
+        if (norm := self._norm_before(eqn)) is not None:
+            return self._behind(norm, eqn, mark, x)
         # what is made of an output not there yet has a tangent if x has one
         partners = self.pending.pop(eqn.outvars[0])
         known = [x if v is None else self._read(v) for v in partners]

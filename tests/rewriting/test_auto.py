@@ -217,3 +217,9 @@ def test_leaves_and_names_of_the_function_stay():
     assert fn({"x": X}, True)["y"].shape == X.shape
     with pytest.raises(TypeError, match="fn=.*: a function"):
         auto_save(3)
+
+
+def test_of_a_constant():
+    fn = lambda x: ops.gelu(2.0, save="auto") * x + ops.relu(3.0, save="auto") * x
+    got = jax.grad(auto_save(fn))(1.0)
+    np.testing.assert_allclose(got, jax.nn.gelu(2.0) + 3.0, rtol=1e-6)

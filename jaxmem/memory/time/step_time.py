@@ -8,7 +8,7 @@ from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
 from jaxmem.memory.time.result import OperationTime, StepTime
-from jaxmem.memory.time.schedule import Timed, TimedKernel, timed
+from jaxmem.memory.time.schedule import Timed, TimedKernel, timed, total
 from jaxmem.memory.time.spans import TimeSpan, spans_of
 
 _SHOWN = 100  # operations that are kept, the slowest
@@ -113,8 +113,8 @@ def _notes(tracer: Tracer, found: Timed, trips: int | None):
 def _unasked(found: Timed) -> Iterator[str]:
     """Of what XLA recomputes where a step is near the memory of its chip."""
     again = [one for one in found.kernels if _REMAT in one.name]
-    seconds = sum(one.times * one.seconds for one in again)
-    if seconds > _WORTH_SAYING * sum(one.times * one.seconds for one in found.kernels):
+    seconds = total(again)
+    if seconds > _WORTH_SAYING * total(found.kernels):
         yield (
             f"XLA recomputes {len(again)} operations unasked, {1e3 * seconds:.3g} ms "
             "of the step: it plans with less memory than the chip has. A step that "

@@ -59,8 +59,7 @@ class _Window:
 
     def taken(self, parts: dict, offset, out: Sequence[int]) -> Array:
         """Of each window the element at `offset`."""
-        start = tuple(o % s for o, s in zip(offset, self.strides, strict=True))
-        first = tuple(o // s for o, s in zip(offset, self.strides, strict=True))
+        first, start = zip(*map(divmod, offset, self.strides), strict=True)
         ends = [o + n for o, n in zip(first, out, strict=True)]
         return jax.lax.slice(parts[start], first, ends)
 
@@ -162,7 +161,7 @@ def _largest(window: _Window, x: Array) -> Array:
 
 def _places(window: _Window, x: Array, y: Array) -> Array:
     """For each output the first place in its window that holds it, packed."""
-    # A step a window element on strided slices fuses in XLA; the graph grows with it.
+    # A step a window element, on slices, fuses in XLA; the graph grows with it.
     parts = window.parts(x, -math.inf)
     place = jnp.zeros(y.shape, jnp.uint8)
     # From the last to the first: of equal elements the first one stays.

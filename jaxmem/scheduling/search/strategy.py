@@ -99,9 +99,9 @@ class Strategy:
                 continue
             found = best_of(self.trials.tried, self.trials.room)
             assert found is not None
-            self._explain_limit(found)
             best = yield from self._settled(found)
             if best.peak <= budget:
+                self._explain_limit(best)
                 return best
             self.trials.missed(found, best)
         best = yield from self._least_settled()
@@ -172,31 +172,30 @@ class Strategy:
             yield Ask(one.choice, one.seconds)
         return [one.choice for one in second]
 
-    def _within_limit(self) -> Search[ReportedTrial]:
-        """The fastest whose assigned buffers are within the limit."""
+    def _within_limit(self) -> Search[None]:
+        """Tries what may be fastest until the assigned buffers are within the limit."""
         trials = self.trials
         trials.tried, limit = [], trials.limit
         self.step = replace(self.step, limit=limit, front=())
         if not self.quick:
             yield from self._freely()
         if trials.best is not None:
-            return trials.best
+            return
         self.step = replace(self.step, front=self._front())
         in_parts = any(one.in_parts for one in self.passes)
         if in_parts and not trials.tried and not self.quick:
             yield from self._first_trial()
             if trials.best is not None:
-                return trials.best
+                return
         free = next((c for one, c in self._free if one.anywhere), None)
         fronts = Fronts(self.step, self.passes, trials, free, self.quick)
         if in_parts and (self.quick or self._may_fit()):
             with suppress(BudgetError):
                 found = yield from fronts.among(self.step.front)
                 if self.quick or fronts.is_fast(found):
-                    return found
-        found = yield from fronts.search()
+                    return
+        yield from fronts.search()
         self.notes = fronts.notes
-        return found
 
     def _freely(self) -> Search[None]:
         """What costs nothing, where that is more than what any candidate can have."""
