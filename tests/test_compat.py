@@ -397,6 +397,16 @@ def test_jax_asks_the_absent_gpu_and_else_the_process():
     assert not fused.check_compute_capability("8.0")  # there is none here
 
 
+def test_traces_for_a_tpu_are_cached_apart():
+    seen = jax.jit(lambda x: x + int(_compat.is_for_tpu()))
+    assert not _compat.is_for_tpu() and seen(1) == 1
+    with _compat.traced_for_tpu(True):
+        assert _compat.is_for_tpu() and seen(1) == 2
+        with _compat.traced_for_tpu(False):
+            assert seen(1) == 1
+    assert seen(1) == 1
+
+
 def test_devices_of_this_process_run_here():
     assert _compat.runs_here(jax.devices()[0])
     assert not _compat.runs_here(SimpleNamespace(platform="gpu"))

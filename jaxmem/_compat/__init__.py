@@ -45,6 +45,8 @@ from jaxmem._compat.lowering import is_on_one_device as is_on_one_device
 from jaxmem._compat.partitioning import counted_partitions as counted_partitions
 from jaxmem._compat.partitioning import partitioned_by as partitioned_by
 from jaxmem._compat.partitioning import partitions_in as partitions_in
+from jaxmem._compat.platforms import is_for_tpu as is_for_tpu
+from jaxmem._compat.platforms import traced_for_tpu as traced_for_tpu
 from jaxmem._compat.propagation import propagated as propagated
 from jaxmem._compat.random import is_partitionable as is_partitionable
 from jaxmem._compat.random import is_threefry as is_threefry

@@ -91,11 +91,16 @@ def lowered_for(target: Target) -> contextlib.AbstractContextManager:
     return lowering.lowered_for(chip_mesh(target).abstract_device)
 
 
-def traced_for(chip: Target | None) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def traced_for(chip: Target | None) -> Iterator[None]:
     """A context in which a step is traced for a chip that may be absent."""
-    compiler = None if chip is None else CHIPS[chip.name].compiler
+    if chip is None:
+        yield
+        return
+    compiler = CHIPS[chip.name].compiler
     told = compiler.capability if isinstance(compiler, Gpu) else None
-    return _compat.absent_gpu(told)
+    with _compat.absent_gpu(told), _compat.traced_for_tpu(isinstance(compiler, Tpu)):
+        yield
 
 
 def _mesh(chip: Target, sizes, names, types: tuple[AxisType, ...]) -> AbstractMesh:

@@ -56,7 +56,9 @@ def substitute(
             model of another framework that is registered.
         rules: tried in order, before the built-in table; see `Rule`.
         save: what norms and GELU/SiLU keep, `"output"` (which the next matmul keeps
-            anyway) or `"input"`. Norms whose scale starts near zero keep their input.
+            anyway) or `"input"`. Norms whose scale starts near zero keep their input,
+            and so does on a TPU what is in no loop: it makes the output again where
+            products read it.
             Bits a value (1 to 8), the name of a dtype (`"float8_e4m3fn"`) or the
             dtype, or a `jaxmem.ops.Quantization` make norms, dense
             layers, convolutions and attention keep codes; so does a dict from patterns

@@ -7,11 +7,24 @@ name.
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 
 Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, eq=False)
+class UnrolledOnTpu:
+    """Another form of a call, for a TPU, where the call is in no loop.
+
+    There the compiler makes an output once more in the products that read it, so that
+    it need not be kept.
+    """
+
+    form: Callable
+
 
 # Weak: a record lives as long as the function that was traced with it. Where that is
 # gone, its name in a jaxpr that somebody kept stands for the call as it is.

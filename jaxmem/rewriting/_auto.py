@@ -22,7 +22,7 @@ from jaxmem.ir import primitives
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.primitives import Kind
 from jaxmem.ops.activations import AutoSave
-from jaxmem.ops.marks import record_of
+from jaxmem.ops.marks import UnrolledOnTpu, record_of
 from jaxmem.rewriting._behind_norm import behind, is_norm
 from jaxmem.rewriting._bodies import with_bodies
 
@@ -67,9 +67,12 @@ def auto_save(
     Others keep their output (GELU and SiLU: and a bit) where the next operation keeps
     it anyway: a matmul or convolution whose kernel is differentiated, or a product with
     a differentiated array; or else a code of `bits` bits if that was given, and their
-    input if not. Views in between (reshape, transpose) and functions called
-    (`jit`, `checkpoint`, `scan`, ...) are looked through; an output that is cast, that
-    goes through dropout first, or whose reader is outside of `fn` counts as not kept.
+    input if not. On a TPU one that is in no loop keeps its input in either case, since
+    the compiler makes the output again in the product, and so do `layer_norm` and
+    `rms_norm` with `save="output"`. Views in between (reshape, transpose) and functions
+    called (`jit`, `checkpoint`, `scan`, ...) are looked through; an output that is
+    cast, that goes through dropout first, or whose reader is outside of `fn` counts as
+    not kept.
 
     `jaxmem.rewriting.rewrite`, and so `jaxmem.substitute`, do this too.
 
@@ -112,8 +115,10 @@ def auto_save(
 
 
 def is_marked(body: Any) -> bool:
-    """Whether an activation with `save="auto"` is somewhere in a jaxpr."""
-    return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
+    """Whether a call whose form depends on those around it is somewhere in a jaxpr."""
+    kinds = (AutoSave, UnrolledOnTpu) if _compat.is_for_tpu() else (AutoSave,)
+    found = (record_of(eqn, kind) for eqn in _jaxpr.walk(body) for kind in kinds)
+    return any(one is not None for one in found)
 
 
 def _mark(eqn) -> AutoSave | None:
@@ -194,19 +199,20 @@ def _ancestors(jaxpr, wanted: Iterable) -> set:
 # -- evaluation
 
 
-def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[Any]:
-    """Runs a closed jaxpr with its marks resolved."""
-    return _Evaluation(body, args, tell).outputs()
+Tell = Callable[[SaveChoice], None]
+
+
+def _run(body, args: Sequence[Any], tell: Tell, looped: bool = False) -> list[Any]:
+    """Runs a closed jaxpr with its marks resolved; `looped`: it is in a loop's body."""
+    return _Evaluation(body, args, tell, looped).outputs()
 
 
 class _Evaluation:
     """A closed jaxpr on its way, the partners of a mark made before the mark."""
 
-    def __init__(
-        self, body, args: Sequence[Any], tell: Callable[[SaveChoice], None]
-    ) -> None:
+    def __init__(self, body, args: Sequence[Any], tell: Tell, looped: bool) -> None:
         self.jaxpr, consts = _jaxpr.split(body)
-        self.tell = tell
+        self.tell, self.looped = tell, looped
         ins = [*self.jaxpr.constvars, *self.jaxpr.invars]
         self.env = dict(zip(ins, [*consts, *args], strict=True))
         self.made_by = {out: eqn for eqn in self.jaxpr.eqns for out in eqn.outvars}
@@ -252,12 +258,20 @@ class _Evaluation:
         if mark is not None:
             x = jnp.asarray(values[0], eqn.invars[0].aval.dtype)  # it may be a literal
             outs = [self._resolved(eqn, mark, x)]
+        elif self._remakes() and (other := record_of(eqn, UnrolledOnTpu)):
+            outs = [_compat.in_context_of(eqn, other.form, *values)]
         elif any(map(is_marked, bodies)):
-            inner = [functools.partial(_run, body, tell=self.tell) for body in bodies]
+            looped = self.looped or primitives.is_loop(eqn)
+            about = {"tell": self.tell, "looped": looped}
+            inner = [functools.partial(_run, body, **about) for body in bodies]
             outs = with_bodies(eqn, values, inner)
         else:
             outs = _compat.bind(eqn, values)
         self.env.update(zip(eqn.outvars, outs, strict=True))
+
+    def _remakes(self) -> bool:
+        """Whether the compiler makes an output again in the products that read it."""
+        return not self.looped and _compat.is_for_tpu()
 
     def _norm_before(self, eqn) -> Any:
         """The norm whose output an activation takes, if it does."""
@@ -282,14 +296,15 @@ class _Evaluation:
         # what is made of an output not there yet has a tangent if x has one
         partners = self.pending.pop(eqn.outvars[0])
         known = [x if v is None else self._read(v) for v in partners]
-        op = _asking(mark, _compat.caller_line(eqn), self.tell)
+        op = _asking(mark, _compat.caller_line(eqn), self.tell, self._remakes())
         return _compat.in_context_of(eqn, op, x, *known)
 
 
-def _asking(
-    mark: AutoSave, source: str, tell: Callable[[SaveChoice], None]
-) -> Callable:
-    """The activation of x, told what its output is multiplied with."""
+def _asking(mark: AutoSave, source: str, tell: Tell, remade: bool) -> Callable:
+    """The activation of x, told what its output is multiplied with.
+
+    `remade`: the compiler makes the output again, in the products that read it.
+    """
 
     # What is differentiated only JAX knows, when it differentiates: so the rule asks
     # which partners have a tangent. That holds through `jit`, `scan`, `checkpoint` and
@@ -305,10 +320,11 @@ def _asking(
             y = mark.alone[0](x)
             return y, zero_from_primal(y, symbolic_zeros=True)
         kept = any(not isinstance(p, SymbolicZero) for p in tangents[1:])
+        why = _why(kept, len(tangents) > 1)
+        if kept and remade and mark.alone[1] == "input":
+            kept, why = False, "a TPU makes the output again in the product"
         form, keeps = mark.shared if kept else mark.alone
-        tell(
-            SaveChoice(mark.name, keeps, _why(kept, len(tangents) > 1), x.shape, source)
-        )
+        tell(SaveChoice(mark.name, keeps, why, x.shape, source))
         return jax.jvp(form, (x,), (t,))
 
     return op

@@ -154,6 +154,8 @@ def lower(
     with (
         _refusals(call, target),
         _compat.no_absent_gpu(),
+        # else what was traced for a TPU would be traced anew, for this process
+        _compat.traced_for_tpu(target.platform == "tpu"),
         _device_of(target, traced, call),
         warnings.catch_warnings(),
     ):

@@ -21,6 +21,7 @@ from jaxmem._checks import (
     shown,
     wrong_type,
 )
+from jaxmem._compat import is_for_tpu
 from jaxmem.ops.common.lean import widen
 
 Axes = int | Sequence[int]
@@ -228,13 +229,18 @@ def _normalize(norm: Norm, x, scale, bias, mask):
     return affine(norm, x, mean, var, scale, bias), mean, var
 
 
-@functools.cache
 def keep_input(norm: Norm, barriers: bool = True) -> Callable:
     """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics.
 
     With barriers XLA does not merge the recomputation with the forward pass: of
-    unrolled layers it otherwise keeps the output besides.
+    unrolled layers it otherwise keeps the output besides. A TPU has none: its compiler
+    makes the output once more in the product that reads it, if it can fuse them.
     """
+    return _keep_input(norm, barriers and not is_for_tpu())
+
+
+@functools.cache
+def _keep_input(norm: Norm, barriers: bool) -> Callable:
     # The statistics are named: recomputing a reduction costs a pass over the input.
     policy = jax.checkpoint_policies.save_only_these_names(norm.stats_name)
     # Partial evaluation drops what a frozen input does not need, and forward mode,

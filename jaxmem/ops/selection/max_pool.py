@@ -102,6 +102,10 @@ def max_pool(
         For each element of the output ceil(log2(elements of the window)) bits. Of equal
         elements the first takes the whole gradient, as in JAX.
 
+    Limits:
+        On a TPU the plain op is faster, which searches for the maxima a second time:
+        `jaxmem.substitute` leaves it there.
+
     Source:
         Bhatia and Dangel, arXiv 2404.12406, section 3.
     """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem._checks import check_callable, check_places, wrong_type
+from jaxmem.chips import get_target, traced_for
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.auto_axes import on_auto_axes
@@ -94,7 +95,8 @@ def predict(
     static = check_places(
         static_argnums=static_argnums, static_argnames=static_argnames
     )
-    with pure_call(fn, args, kwargs, donate or None, static) as call:
+    own = fn, args, kwargs, donate or None, static
+    with traced_for(get_target(target, check=False)), pure_call(*own) as call:
         args, kwargs = abstract(call.args), abstract(call.kwargs)
         check_fixed_sizes("predict", (args, kwargs))
         traced = jaxprs.trace(call.form.pure(fn), *args, **kwargs)
