@@ -7,6 +7,7 @@ and Tempo (NeurIPS 2022, section 3.2); neither guards against small scales.
 
 import functools
 import math
+import zlib
 from collections.abc import Callable
 
 import jax
@@ -19,12 +20,14 @@ from jaxmem.ops.common.blocks import devices_of
 from jaxmem.ops.common.explicit import sharding_of_taken, whole
 from jaxmem.ops.common.gpu_barrier import gpu_barrier
 from jaxmem.ops.common.lean import wide_dtype, widen
+from jaxmem.ops.marks import UnrolledOnTpu, marked
 from jaxmem.ops.norms.moments import (
     Norm,
     affine,
     along,
     clipped,
     full_mask,
+    keep_input,
     mean_over,
     raw_moments,
 )
@@ -252,3 +255,24 @@ def keep_output(norm: Norm) -> Callable:
     # scanned layers' outputs (BERT-Large: 2,116 MiB for 2,087). Of layers written out
     # XLA may then keep an output with its guarded channels beside the output itself.
     return jax.checkpoint(apply, prevent_cse=False, policy=policy)
+
+
+# Bounded: epsilon may be another one in each call of a long-lived process.
+@functools.lru_cache(maxsize=1024)
+def marked_output(norm: Norm, given: tuple[bool, ...]) -> Callable:
+    """(x, those given of scale, bias and mask) -> y, keeping y.
+
+    Its call is marked, for the rewriter to put the form there that keeps x.
+    """
+
+    def of(form: Callable) -> Callable:
+        def run(x, *rest):
+            some = iter(rest)
+            return form(x, *(next(some) if there else None for there in given))
+
+        return run
+
+    # the name tells everything: a record is found by it
+    name = f"jaxmem_{norm.name}_output_{zlib.crc32(repr((norm, given)).encode()):08x}"
+    from_input = of(lambda *arrays: keep_input(norm)(*arrays)[0])
+    return marked(name, of(keep_output(norm)), UnrolledOnTpu(from_input))

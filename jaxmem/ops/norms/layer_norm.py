@@ -6,8 +6,6 @@ much as "input": the carry is stacked a second time.
 """
 
 import functools
-import zlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,10 +16,9 @@ from jaxtyping import Bool, Float
 from jaxmem._checks import check_key, wrong_value
 from jaxmem.ops.codes.quantization import SaveLike, as_quantization
 from jaxmem.ops.codes.stored import Rng
-from jaxmem.ops.marks import UnrolledOnTpu, marked
 from jaxmem.ops.norms import kernels as kernels
 from jaxmem.ops.norms.from_codes import keep_codes
-from jaxmem.ops.norms.from_output import keep_output
+from jaxmem.ops.norms.from_output import marked_output
 from jaxmem.ops.norms.moments import (
     Axes,
     Norm,
@@ -214,29 +211,8 @@ def _plain(norm: Norm, mask, save, rng: Rng, x, scale, bias) -> Array:
     if save == "output":
         rest = scale, bias, mask
         given = tuple(one is not None for one in rest)
-        return _marked_output(norm, given)(x, *(one for one in rest if one is not None))
+        return marked_output(norm, given)(x, *(one for one in rest if one is not None))
     return keep_input(norm)(x, scale, bias, mask)[0]
-
-
-# Bounded: epsilon may be another one in each call of a long-lived process.
-@functools.lru_cache(maxsize=1024)
-def _marked_output(norm: Norm, given: tuple[bool, ...]) -> Callable:
-    """(x, those given of scale, bias and mask) -> y, keeping y.
-
-    Its call is marked, for the rewriter to put the form there that keeps x.
-    """
-
-    def of(form: Callable) -> Callable:
-        def run(x, *rest):
-            some = iter(rest)
-            return form(x, *(next(some) if there else None for there in given))
-
-        return run
-
-    # the name tells everything: a record is found by it
-    name = f"jaxmem_{norm.name}_output_{zlib.crc32(repr((norm, given)).encode()):08x}"
-    from_input = of(lambda *arrays: keep_input(norm)(*arrays)[0])
-    return marked(name, of(keep_output(norm)), UnrolledOnTpu(from_input))
 
 
 def _apply(norm: Norm, x, scale, bias, mask, save, rng: Rng, implementation) -> Array:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem import ops
 from jaxmem.ops.norms import from_output
-from jaxmem.ops.norms.from_output import keep_output
+from jaxmem.ops.norms.from_output import keep_output, marked_output
 from tests.arrays import array
 from tests.ops.norms import normalization_references as plain
 
@@ -178,16 +178,21 @@ def _error(scale, bias, save):
     ]
 
 
+def _trace_anew():
+    for made in (keep_output, marked_output):
+        made.cache_clear()
+
+
 def _without_guard(monkeypatch):
-    keep_output.cache_clear()
+    _trace_anew()
     monkeypatch.setattr(from_output, "guard", lambda *args: (None, None))
 
 
 @pytest.fixture
 def fresh():
-    keep_output.cache_clear()
+    _trace_anew()
     yield
-    keep_output.cache_clear()
+    _trace_anew()
 
 
 @pytest.mark.fast("small", "1% at 0")
