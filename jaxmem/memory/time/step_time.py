@@ -3,10 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from jaxmem.chips import CHIPS, is_timed, rates_of
+from jaxmem.chips import CHIPS, is_gpu, is_timed, rates_of
 from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
+from jaxmem.memory.time.fills import OPTION, fills
 from jaxmem.memory.time.result import OperationTime, StepTime
 from jaxmem.memory.time.schedule import Timed, TimedKernel, timed, total
 from jaxmem.memory.time.spans import TimeSpan, spans_of
@@ -28,11 +29,12 @@ def step_time(text: str, target: str, trips: int | None = None) -> StepTime | No
         return None
     hlo = parse_hlo(text)
     found = timed(hlo, rates_of(target), trips)
-    return _result(hlo, found, CHIPS[target].machine.narrow, trips)
+    return _result(hlo, found, target, trips)
 
 
-def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
+def _result(hlo: Hlo, found: Timed, target: str, trips: int | None) -> StepTime:
     tracer = Tracer(hlo)
+    filled = _filled(hlo, found) if is_gpu(target) else ()
     rows = _rows(tracer, found.kernels)
     seconds = sum(row.seconds for row in rows)
     return StepTime(
@@ -43,10 +45,10 @@ def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
         kernels=sum(row.times for row in rows),
         flops=sum(row.flops for row in rows),
         bytes=sum(row.bytes for row in rows),
-        peak_flops=peak * seconds,
+        peak_flops=CHIPS[target].machine.narrow * seconds,
         recomputed_flops=_recomputed(tracer, found.kernels),
         spans=_spans(tracer, found.kernels),
-        notes=tuple(_notes(tracer, found, trips)),
+        notes=(*_notes(tracer, found, trips), *filled),
     )
 
 
@@ -108,6 +110,18 @@ def _notes(tracer: Tracer, found: Timed, trips: int | None):
         )
     yield from _unknown(tracer, found)
     yield from _unasked(found)
+
+
+def _filled(hlo: Hlo, found: Timed) -> Iterator[str]:
+    """Of stacks that are filled before a loop writes them."""
+    seconds = total(fills(hlo, found.kernels))
+    if seconds > _WORTH_SAYING * total(found.kernels):
+        yield (
+            f"{1e3 * seconds:.3g} ms fill what loops stack (residuals, gradients of "
+            "scanned layers) with zeros, which the iterations then write over. With "
+            f"compiler_options={{{OPTION!r}: True}} XLA leaves them as they are: not "
+            "for a loop that reads its stack before it is full, such as a decoder's"
+        )
 
 
 def _unasked(found: Timed) -> Iterator[str]:
