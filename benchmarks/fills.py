@@ -15,6 +15,7 @@ import jaxmem
 from benchmarks import blocks
 from benchmarks._common import publish_some, size_and_ms
 from benchmarks.blocks import FUSED, STACKS, TARGET
+from jaxmem.memory import MemoryReport
 from jaxmem.memory.time.fills import OPTION
 
 HOW = (
@@ -27,7 +28,7 @@ COLUMNS = (
 )
 
 
-def filled(report: jaxmem.MemoryReport) -> float:
+def filled(report: MemoryReport) -> float:
     """Milliseconds of the kernels that fill stacks; 0 where none are worth saying."""
     notes = [note for note in report.time.notes if OPTION in note]
     return float(notes[0].split()[0]) if notes else 0.0
