@@ -397,6 +397,17 @@ def test_jax_asks_the_absent_gpu_and_else_the_process():
     assert not fused.check_compute_capability("8.0")  # there is none here
 
 
+def test_a_jitted_function_is_called_in_another_without_its_options():
+    options = {"xla_cpu_enable_fast_math": True}
+    step = jax.jit(lambda x, n: x * n, static_argnums=1, compiler_options=options)
+    inner = _compat.without_compiler_options(step)
+    assert inner is _compat.without_compiler_options(step) is not step
+    assert jax.jit(lambda x: inner(x, 3))(2.0) == inner(2.0, n=3) == 6.0
+    other = jax.jit(jnp.sin)
+    assert _compat.without_compiler_options(other) is other
+    assert _compat.without_compiler_options(jnp.sin) is jnp.sin
+
+
 def test_traces_for_a_tpu_are_cached_apart():
     seen = jax.jit(lambda x: x + int(_compat.is_for_tpu()))
     assert not _compat.is_for_tpu() and seen(1) == 1

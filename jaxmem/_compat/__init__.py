@@ -39,6 +39,7 @@ from jaxmem._compat.jaxprs import trace_state as trace_state
 from jaxmem._compat.jaxprs import without_dead_code as without_dead_code
 from jaxmem._compat.jitted import jit_info as jit_info
 from jaxmem._compat.jitted import names_shardings as names_shardings
+from jaxmem._compat.jitted import without_compiler_options as without_compiler_options
 from jaxmem._compat.jobs import JobStore as JobStore
 from jaxmem._compat.lowering import is_for_export as is_for_export
 from jaxmem._compat.lowering import is_on_one_device as is_on_one_device

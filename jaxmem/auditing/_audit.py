@@ -38,6 +38,8 @@ def audit(
     - *two_outputs*: two outputs of one instruction have two buffers;
     - *donations*: a donated argument is given to one output, of its size, and no other
       argument is written;
+    - *read_unwritten*: a loop reads no part of a stack before it has written it, where
+      XLA was told to leave stacks unfilled;
     - *host_slices*: a GPU takes a slice of the host's memory from where its index says;
     - *collectives*: a sum over devices adds the shards of one part of an array, once;
       no sum is missing; all devices reach a collective on the same branch.

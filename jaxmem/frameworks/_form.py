@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _compat
 from jaxmem.frameworks._closure import naming_closure
 from jaxmem.frameworks._places import Place
 from jaxmem.frameworks._scopes import module_scopes
@@ -57,7 +58,7 @@ jax.tree_util.register_dataclass(
 
 def _as_it_is(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
     with naming_closure(fn), module_scopes():
-        return fn(*args, **kwargs)
+        return _compat.without_compiler_options(fn)(*args, **kwargs)
 
 
 def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,8 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(merged, given, is_leaf=is_split)
     args, kwargs = with_static(form.static, args, kwargs)
     with naming_closure(fn), module_scopes():
-        inner = fn if form.compiler is None else form.compiler.without_jit(fn)
+        compiler, inner = form.compiler, _compat.without_compiler_options(fn)
+        inner = inner if compiler is None else compiler.without_jit(fn)
         out = inner(*args, **kwargs)
     with splitting(form) as split:
         updates = tuple(map(split, objects))

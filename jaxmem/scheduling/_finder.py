@@ -3,14 +3,17 @@
 import functools
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
+from jaxmem.chips import is_gpu
 from jaxmem.frameworks import Call, canonical
 from jaxmem.ir.auto_axes import on_auto_axes
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._arguments import positions
 from jaxmem.scheduling._choice import NO_CHOICE
+from jaxmem.scheduling._compiler_options import with_defaults
 from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._shardings import Placed, argument_shardings, mesh_of, unplaced
@@ -33,6 +36,7 @@ class Finder:
         self._found: Once[SearchResult] = Once(BudgetError)
         # of steps on several devices, by fingerprint: what a trace cannot see of them
         self._sharded: dict[str, SearchResult] = {}
+        self._options: Once[tuple[dict[str, Any] | None]] = Once(BudgetError)
 
     def share(self, other: "Finder") -> None:
         """Takes part in what another one finds."""
@@ -44,6 +48,18 @@ class Finder:
         if self.calls.options.target is None and self.calls.options.plan is None:
             return SearchResult(NO_CHOICE)
         return self._found.get(call.signature, partial(self._look, call))
+
+    def compiler_options(self, call: Call, on_gpu: bool) -> dict[str, Any] | None:
+        """Those that the user names, and what XLA is told besides."""
+        given = self.calls.compiler_options(call)
+        if not on_gpu or call.inside:  # in another function those of the jit outside
+            return given
+
+        def found() -> tuple[dict[str, Any] | None]:
+            traced = self.calls.trace(self.calls.abstract(call))
+            return (with_defaults(given, traced.jaxpr),)
+
+        return self._options.get(call.signature, found)[0]
 
     def _look(self, call: Call) -> SearchResult:
         target = self.calls.options.target
@@ -69,7 +85,7 @@ class Finder:
             call.kwargs,
             target,
             mark,
-            self.calls.compiler_options(call),
+            self.compiler_options(call, is_gpu(target)),
             known,
             self.calls.input_shardings(traced.jaxpr, call),
         )

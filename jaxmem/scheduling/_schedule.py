@@ -122,7 +122,9 @@ def schedule(
       plan: the result of an earlier `plan(...)` of the same
         step, as `Plan.from_json` reads it: the search is skipped.
       compiler_options: as for `jax.jit`: of the step that is run, and of those that are
-        compiled to find it. Inside another `jax.jit` that one's hold.
+        compiled to find it. Inside another `jax.jit` that one's hold. For a GPU
+        `xla_gpu_enable_dus_accumulator_zero_init_elimination` is set besides (say False
+        to have it off), where no loop reads an array of which it has updated a part.
       search_seconds: after which a search takes the best that fits so far; by default
         it goes on until nothing better is likely. An interrupt (Ctrl-C) also ends the
         search with the best so far.

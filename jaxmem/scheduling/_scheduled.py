@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem.checking import verify
+from jaxmem.chips import get_target, is_gpu
 from jaxmem.frameworks import Call, Jitted, jitted, map_arrays
 from jaxmem.ir.host_memory import check_host_memory
 from jaxmem.memory import Pending, Target, begin
@@ -85,11 +86,22 @@ class Scheduled:
           *args: as for the step.
           **kwargs: as for the step.
         """
+        own, target = self._given_options(args, kwargs), self._options.target
+        options = self._compiler_options(args, kwargs, target)
+        return replace(own, compiler_options=options)
+
+    def _given_options(self, args: tuple, kwargs: dict[str, Any]) -> Jitted:
         own = jitted(self.__wrapped__, args, kwargs) or Jitted()
         given = self._options
         donated = own.donated if given.donate is None else given.donate
         options = given.compiler_options or own.compiler_options
         return Jitted(donated, (*given.static, *own.static), options)
+
+    def _compiler_options(self, args, kwargs, target: str | Target | None):
+        """Those of the scheduled step for a chip."""
+        on_gpu = target is not None and is_gpu(get_target(target, check=False).name)
+        with self._calls.open(args, kwargs, target) as call:
+            return self._finder.compiler_options(call, on_gpu)
 
     def plan(self, *args, target: str | Target | None = None, **kwargs) -> Plan:
         """What is released, what is not and why; nothing is run.
@@ -112,7 +124,10 @@ class Scheduled:
         self, args, kwargs, target: str | Target, scheduled: bool, **how
     ) -> Pending:
         """The compile of this step, or of that which was given, with its places."""
-        own = self.jit_options(*args, **kwargs)
+        own = self._given_options(args, kwargs)
+        if scheduled:
+            options = self._compiler_options(args, kwargs, target)
+            own = replace(own, compiler_options=options)
         step = self._told(own.donated) if scheduled else self.__wrapped__
         how["advised"] = not scheduled
         how |= {"compiler_options": own.compiler_options, "target": target}
@@ -129,7 +144,8 @@ class Scheduled:
         found = self._finder.find(call)
         choice = found.choice
         # in another function those of the jit outside hold
-        options = None if call.inside else self._calls.compiler_options(call)
+        on_gpu = jax.default_backend() == "gpu"
+        options = None if call.inside else self._finder.compiler_options(call, on_gpu)
         shardings = self._calls.shardings(call)
         key = call.form, choice, options is None, self._calls.undecided(call), shardings
         alone = not call.inside and on_one_device((call.args, call.kwargs))

@@ -459,3 +459,14 @@ def test_bad_arguments(error, words, call):
 def test_numpy_arrays_and_scalars_are_arguments():
     r = estimate(lambda x, s: x * s, np.zeros((8, 8), np.float32), 2.0)
     assert r.argument_bytes == 8 * 8 * 4 + 4
+
+
+def test_a_jitted_step_brings_its_compiler_options():
+    slow = jax.jit(
+        lambda x: jnp.sin(x) @ x, compiler_options={"xla_cpu_use_onednn": False}
+    )
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    assert estimate(slow, x).temp_bytes >= 0
+    broken = jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})
+    with pytest.raises(Exception, match="xla_no_such_option"):
+        estimate(broken, x)

@@ -87,5 +87,6 @@ is_broadcast = _called("broadcast_in_dim")  # spreads an array along more or lon
 # reads the bits of an array as another type
 is_bitcast = _called("bitcast_convert_type")
 is_random_bits = _called("random_bits")  # draws the bits of a random key
+is_scatter_set = _called("scatter")  # writes rows, or elements, in an array
 is_scatter_add = _called("scatter-add")  # adds rows, or elements, at places in an array
 is_dynamic_slice = _called("dynamic_slice")  # `jax.lax.dynamic_slice`

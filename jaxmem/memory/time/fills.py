@@ -11,27 +11,23 @@ OPTION = "xla_gpu_enable_dus_accumulator_zero_init_elimination"
 
 def fills(hlo: Hlo, kernels: Sequence[TimedKernel]) -> list[TimedKernel]:
     """Those that read nothing, and whose results are what a while loop begins with."""
-    begins = {made.name for loop in _loops(hlo) for made in _begins_with(hlo, loop)}
+    begins = {made.name for _, _, made in starts(hlo)}
     return [one for one in kernels if one.name in begins and _reads_nothing(hlo, one)]
 
 
-def _loops(hlo: Hlo) -> Iterator[Instruction]:
+def starts(hlo: Hlo) -> Iterator[tuple[Instruction, int, Instruction]]:
+    """(while loop, a place of what it carries, what makes the array there at first)."""
     for name, (_, line) in hlo.lines.items():
-        if " while(" in line:
-            loop = hlo.instruction(name)
-            assert loop is not None
-            yield loop
-
-
-def _begins_with(hlo: Hlo, loop: Instruction) -> Iterator[Instruction]:
-    """What makes the arrays that a loop carries, before its first iteration."""
-    carried = hlo.instruction(loop.operands[0])
-    for name in carried.operands if carried is not None else ():
-        made = hlo.instruction(name)
-        if made is not None and made.opcode == "get-tuple-element":
-            made = hlo.instruction(made.operands[0])
-        if made is not None:
-            yield made
+        loop = hlo.instruction(name) if " while(" in line else None
+        carried = hlo.instruction(loop.operands[0]) if loop is not None else None
+        if loop is None or carried is None:
+            continue
+        for place, operand in enumerate(carried.operands):
+            made = hlo.instruction(operand)
+            if made is not None and made.opcode == "get-tuple-element":
+                made = hlo.instruction(made.operands[0])
+            if made is not None:
+                yield loop, place, made
 
 
 def _reads_nothing(hlo: Hlo, kernel: TimedKernel) -> bool:

@@ -1,0 +1,82 @@
+"""What XLA is told besides the options that a user names.
+
+XLA:GPU fills each array that scanned layers stack, residuals and gradients, with zeros
+before the loop writes every part of it. With an option of its own it does not.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs, primitives
+from jaxmem.memory.time.fills import OPTION
+
+_SINCE = (0, 10, 2)  # of jax: the first whose XLA was seen to know the option
+
+
+def with_defaults(options: dict[str, Any] | None, closed: Any) -> dict[str, Any] | None:
+    """The options of a GPU's compile of a step; what the user says holds.
+
+    XLA does not look at what a loop reads of an array that it has updated, which may be
+    what it has not written yet, as in a decoder's cache: a step with such a loop has
+    the zeros. Each module of a search is audited for it, too (`read_unwritten`).
+    """
+    if jax.__version_info__ < _SINCE or reads_updated(closed):
+        return options
+    return {OPTION: True} | (options or {})
+
+
+def reads_updated(closed: Any) -> bool:
+    """Whether a loop reads an array of which it has just updated a part."""
+    return any(_reads(jaxpr, kept) for jaxpr, kept in _in_loops(closed))
+
+
+def _in_loops(closed: Any) -> Iterator[tuple[Any, int]]:
+    """(jaxpr, how many of its results are no rows of a stack) of what loops run."""
+    waiting = [(jaxprs.split(closed)[0], None)]
+    while waiting:
+        jaxpr, kept = waiting.pop()
+        if kept is not None:
+            yield jaxpr, kept
+        for eqn in jaxpr.eqns:
+            for body in map(jaxprs.split, jaxprs.bodies(eqn)):
+                inner, count = body[0], len(body[0].outvars)
+                if primitives.is_scan(eqn):
+                    count = _compat.scan_counts(eqn)[1]
+                inside = kept is not None or primitives.is_loop(eqn)
+                waiting.append((inner, count if inside else None))
+
+
+def _reads(jaxpr: Any, kept: int) -> bool:
+    """Whether a part of an array from outside is updated in a jaxpr, and it is read.
+
+    What a called function has updated is taken for one of all its results.
+    """
+    outside, updated = {*jaxpr.invars, *jaxpr.constvars}, set()
+    for eqn in jaxpr.eqns:
+        operands = [v for v in eqn.invars if jaxprs.is_var(v)]
+        if _updates(eqn):
+            array, *operands = operands or [None]
+            updated |= {*eqn.outvars} if array in outside | updated else set()
+        elif primitives.of(eqn).shows:
+            for known in (outside, updated):
+                known |= set() if known.isdisjoint(operands) else {*eqn.outvars}
+            continue
+        elif _calls_update(eqn):
+            updated |= {*eqn.outvars}
+        if not updated.isdisjoint(operands):
+            return True
+    twice = any(jaxpr.outvars.count(v) > 1 for v in updated)
+    return twice or not updated.isdisjoint(filter(jaxprs.is_var, jaxpr.outvars[kept:]))
+
+
+def _updates(eqn: Any) -> bool:
+    return primitives.is_update(eqn) or primitives.is_scatter_set(eqn)
+
+
+def _calls_update(eqn: Any) -> bool:
+    """Whether a function that is called updates an array; loops are on their own."""
+    called = () if primitives.is_loop(eqn) else jaxprs.bodies(eqn)
+    return any(_updates(one) for body in called for one in jaxprs.walk(body))
