@@ -31,6 +31,7 @@ ALLOWED = {
     "_module_path": set(),
     "_progress": set(),
     "_remedies": set(),
+    "_deprecated": set(),
     "_adviser": set(),
     "__main__": {"cli"},
     "ir": {"_bits"},
@@ -42,9 +43,11 @@ ALLOWED = {
         *("_adviser", "_bytes", "_module_path", "_progress", "_remedies", "chips"),
         *("cost", "frameworks", "ir", "pages"),
     },
-    "ops": {"_bits", "_float8", "_remedies", "ir"},
+    "ops": {"_bits", "_deprecated", "_float8", "_remedies", "ir"},
     "rewriting": {"ir", "ops"},
-    "nn": {"frameworks", "ir", "memory", "ops", "pages", "rewriting"},
+    "nn": {
+        *("_deprecated", "frameworks", "ir", "memory", "ops", "pages", "rewriting"),
+    },
     "optim": {
         *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
     },

@@ -195,7 +195,7 @@ def test_changelog_has_a_section_for_the_version():
     text = (ROOT / "CHANGELOG.md").read_text()
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert titles[0] == "Unreleased"
-    dated = r"(\d+\.\d+\.\d+) \((\d{4}-\d{2}-\d{2}|not tagged yet)\)"
+    dated = r"(\d+\.\d+\.\d+) \((\d{4}-\d{2}-\d{2}|not tagged yet|never tagged)\)"
     sections = [re.fullmatch(dated, title) for title in titles[1:]]
     assert all(sections), titles
     assert sections[0][1] == PROJECT["version"]

@@ -11,6 +11,9 @@ What no lean op serves (a `dot_general`, `promote_dtype` or `attention_fn` of on
 or without float32 statistics) runs Flax's own code and warns once.
 """
 
+from typing import TYPE_CHECKING
+
+from jaxmem._deprecated import names_gone
 from jaxmem.nn._dense_linen import LoRADense as LoRADense
 from jaxmem.nn._dense_linen import SampledDense as SampledDense
 from jaxmem.nn._dense_linen import VeLoRADense as VeLoRADense
@@ -54,3 +57,8 @@ __all__ = [
     "SelfAttention",
     "VeLoRADense",
 ]
+
+if not TYPE_CHECKING:  # for which every name would be there
+    _copy = "copy it from examples/transformer_blocks.py in the repository"
+    _gone = {"LlamaBlock": _copy, "TransformerBlock": _copy}
+    __getattr__ = names_gone(__name__, "0.2.0", _gone)

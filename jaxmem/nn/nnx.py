@@ -6,6 +6,9 @@ dropout draws other masks, the softmax of the attention is always in float32, an
 no lean op serves runs Flax's own code and warns once.
 """
 
+from typing import TYPE_CHECKING
+
+from jaxmem._deprecated import names_gone
 from jaxmem.nn._dense_nnx import SampledDense as SampledDense
 from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._layers_nnx import BatchNorm as BatchNorm
@@ -42,3 +45,12 @@ __all__ = [
     "SampledDense",
     "VeLoRADense",
 ]
+
+if not TYPE_CHECKING:  # for which every name would be there
+    _gone = {
+        "LlamaBlock": "copy it from examples/transformer_blocks_nnx.py in the "
+        "repository",
+        "TransformerBlock": "docs/blocks.md says how to write it, and "
+        "examples/transformer_blocks.py in the repository has it in linen",
+    }
+    __getattr__ = names_gone(__name__, "0.2.0", _gone)

@@ -91,6 +91,43 @@ def test_what_was_written_is_read():
     assert plans.Plan.from_json(plan.to_json()) == plan
 
 
+SINCE_0_1_0 = ("tiles", "mesh", "budget_met", "jaxmem_version")
+
+
+def test_a_plan_of_0_1_0_is_read_and_used():
+    """Its keys, and of a configuration the fields that there were."""
+    plain = plain_plan()
+    assert all(plain.pop(name, name) != name for name in SINCE_0_1_0)
+    recompute = {"rate": 1e9, "named": False, "offload": None}
+    plain["choice"]["passes"] = {"recompute": recompute}
+    plan = Plan.from_json(json.dumps(plain))
+    assert plan.choice.to_dict()["passes"]["recompute"].items() >= recompute.items()
+    jaxmem.schedule(step, plan=plan, donate_argnums=0)(W * 1, X)
+
+
+@pytest.mark.parametrize(
+    "version, words",
+    [
+        ("0.0.1", "jaxmem 0.0.1 wrote it"),
+        (None, "it names no version, as plans of jaxmem 0.1"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_names_who_wrote_it(version, words):
+    plain = plain_plan() | {"moon": 1, "jaxmem_version": version}
+    with pytest.raises(ValueError, match=rf"moon.*\({words}.*; this is jaxmem \d"):
+        Plan.from_json(json.dumps(plain))
+    plain |= {"jaxmem_version": plain_plan()["jaxmem_version"]}
+    with pytest.raises(ValueError) as raised:
+        Plan.from_json(json.dumps(plain))
+    assert "this is jaxmem" not in str(raised.value)
+
+
+def test_a_plan_without_a_fingerprint_is_refused():
+    plan = Plan.from_json(json.dumps(plain_plan() | {"fingerprint": ""}))
+    with pytest.raises(ValueError, match="does not tell which step.*0.1.0.*plan again"):
+        jaxmem.schedule(step, plan=plan, donate_argnums=0)(W * 1, X)
+
+
 @pytest.mark.parametrize("target", [None, "cpu"])
 def test_a_plan_without_a_search_can_be_given_back(target):
     """Of a step without a budget or a target of its own."""

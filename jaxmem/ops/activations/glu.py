@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jaxmem._checks import check_bool, check_int
+from jaxmem._deprecated import ignored_argument
 from jaxmem.ops.activations.gelu import gelu, gelu_tanh
 from jaxmem.ops.common.lean import inexact, recomputed, widen
 
@@ -36,6 +37,12 @@ def _gelu_tanh(x):
 def _gelu_erf(x):
     # ours: jax 0.12 cannot differentiate float32 erfc inside shard_map
     return gelu(x, approximate=False)
+
+
+# Its kernels are gone: XLA's fusions hold and move as few bytes.
+_no_implementation = ignored_argument(
+    "implementation", "leave it out, as there are no kernels any more", "0.4.0"
+)
 
 
 def _check(name, gate, up):
@@ -87,11 +94,14 @@ def _halves(x, axis):
     return (widen(up) * jax.nn.sigmoid(widen(gate))).astype(x.dtype)
 
 
+@_no_implementation
 def swiglu(
     gate: Shaped[ArrayLike, "*shape"],
     up: Shaped[ArrayLike, "*shape"],
 ) -> Float[Array, "*shape"]:
     """silu(gate) times up.
+
+    Deprecated: `implementation=` has no effect, and will be removed in 0.4.0.
 
     Args:
         gate: the projection that is activated.
@@ -114,12 +124,15 @@ def swiglu(
     return _gated("swiglu", jax.nn.silu)(gate, up)
 
 
+@_no_implementation
 def geglu(
     gate: Shaped[ArrayLike, "*shape"],
     up: Shaped[ArrayLike, "*shape"],
     approximate: bool = True,
 ) -> Float[Array, "*shape"]:
     """gelu(gate) times up.
+
+    Deprecated: `implementation=` has no effect, and will be removed in 0.4.0.
 
     Args:
         gate: the projection that is activated.

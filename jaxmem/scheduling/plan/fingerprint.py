@@ -83,9 +83,14 @@ def loaded(plan: Plan, fingerprint: str, mesh: Axes | None = None) -> SearchResu
             f"{jax.__version__}, which may trace and compile the step otherwise: plan "
             "again"
         )
+    if not plan.fingerprint:
+        raise ValueError(
+            "plan: does not tell which step it was made for, as plans of jaxmem 0.1.0 "
+            "made without a budget and a target: plan again"
+        )
     if plan.fingerprint != fingerprint:
         raise ValueError(
-            f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
+            f"plan: made for another step ({plan.fingerprint}) than this "
             f"one ({fingerprint}): for other operations, shapes, types, donated "
             "arguments or another clip: plan again"
         )

@@ -72,7 +72,8 @@ class Plan(PlanData):
           An equal plan.
 
         Raises:
-          ValueError: the text is not a plan.
+          ValueError: the text is not a plan, or not one that this version can read;
+            the error names the version of jaxmem that wrote it.
         """
         return plan_of(cls, text)
 
