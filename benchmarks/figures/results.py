@@ -28,6 +28,7 @@ CHIPS = {
     "frontier_tpu": "TPU v5e",
     "fewbit-output": NOTHING,
     "fewbit-tables": NOTHING,
+    "fills": H100,
     "foreign": H100,
     "frontier": H100,
     "headlines": "what each row says",

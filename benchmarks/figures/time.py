@@ -50,6 +50,20 @@ def by_kind_on_a_gpu() -> str:
     return table(head, [tuple(row[name] for name in columns) for row in found])
 
 
+@figures("time, fills")
+def what_fills_take() -> str:
+    """Steps with zeros in the stacks of their scanned layers, and without."""
+    columns = {
+        "model": "model",
+        "how": "how",
+        "predicted ms": "predicted ms",
+        "fills: ms": "of these, zeros",
+        "with the option: predicted ms": "with the option",
+    }
+    cells = [[row[name] for name in columns] for row in rows("fills")]
+    return table(tuple(columns.values()), cells)
+
+
 def of_xla() -> list[Row]:
     return [row for row in rows("time", JAX) if row["of"] == "XLA's step, ms"]
 
