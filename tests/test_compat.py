@@ -408,6 +408,12 @@ def test_a_jitted_function_is_called_in_another_without_its_options():
     assert _compat.without_compiler_options(jnp.sin) is jnp.sin
 
 
+def test_whether_a_function_is_traced():
+    seen = []
+    jax.eval_shape(lambda: seen.append(_compat.is_tracing()))
+    assert seen == [True] and not _compat.is_tracing()
+
+
 def test_traces_for_a_tpu_are_cached_apart():
     seen = jax.jit(lambda x: x + int(_compat.is_for_tpu()))
     assert not _compat.is_for_tpu() and seen(1) == 1

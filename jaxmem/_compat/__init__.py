@@ -31,6 +31,7 @@ from jaxmem._compat.jaxprs import has_side_effects as has_side_effects
 from jaxmem._compat.jaxprs import in_context_of as in_context_of
 from jaxmem._compat.jaxprs import in_mesh as in_mesh
 from jaxmem._compat.jaxprs import in_mesh_in_context as in_mesh_in_context
+from jaxmem._compat.jaxprs import is_tracing as is_tracing
 from jaxmem._compat.jaxprs import no_leak_check as no_leak_check
 from jaxmem._compat.jaxprs import operation as operation
 from jaxmem._compat.jaxprs import scan_counts as scan_counts

@@ -153,6 +153,13 @@ def trace_state() -> Any:
     return jex_core.get_opaque_trace_state()
 
 
+def is_tracing() -> bool:
+    """Whether a function is traced now, so that a `jax.jit` is one in another."""
+    from jax._src.core import trace_state_clean
+
+    return not trace_state_clean()
+
+
 def no_leak_check():
     """A context in which `jax.checking_leaks()` has no effect.
 

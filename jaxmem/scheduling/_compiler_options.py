@@ -35,7 +35,7 @@ def reads_updated(closed: Any) -> bool:
 
 def _in_loops(closed: Any) -> Iterator[tuple[Any, int]]:
     """(jaxpr, how many of its results are no rows of a stack) of what loops run."""
-    waiting = [(jaxprs.split(closed)[0], None)]
+    waiting: list[tuple[Any, int | None]] = [(jaxprs.split(closed)[0], None)]
     while waiting:
         jaxpr, kept = waiting.pop()
         if kept is not None:

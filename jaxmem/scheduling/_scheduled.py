@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _compat
 from jaxmem.checking import verify
 from jaxmem.chips import get_target, is_gpu
 from jaxmem.frameworks import Call, Jitted, jitted, map_arrays
@@ -145,7 +146,8 @@ class Scheduled:
         choice = found.choice
         # in another function those of the jit outside hold
         on_gpu = jax.default_backend() == "gpu"
-        options = None if call.inside else self._finder.compiler_options(call, on_gpu)
+        within = call.inside or _compat.is_tracing()
+        options = None if within else self._finder.compiler_options(call, on_gpu)
         shardings = self._calls.shardings(call)
         key = call.form, choice, options is None, self._calls.undecided(call), shardings
         alone = not call.inside and on_one_device((call.args, call.kwargs))

@@ -509,6 +509,7 @@ def test_compiler_options_are_those_of_the_outermost_jit():
     with pytest.raises(Exception, match="no_such_flag"):
         bad(w)
     np.testing.assert_array_equal(jax.jit(bad)(w), step(w))
+    np.testing.assert_array_equal(jax.jit(lambda: bad(w))(), step(w))
     searching = {"target": "cpu", "compiler_options": {"no_such_flag": 1}}
     with pytest.raises(RuntimeError, match="no_such_flag"):
         schedule(step, donate_argnums=(), **searching).plan(w)
