@@ -52,7 +52,7 @@ class Finder:
     def compiler_options(self, call: Call, on_gpu: bool) -> dict[str, Any] | None:
         """Those that the user names, and what XLA is told besides."""
         given = self.calls.compiler_options(call)
-        if not on_gpu or call.inside:  # in another function those of the jit outside
+        if not on_gpu:
             return given
 
         def found() -> tuple[dict[str, Any] | None]:
