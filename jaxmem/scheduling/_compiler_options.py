@@ -50,33 +50,44 @@ def _in_loops(closed: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _reads(jaxpr: Any, kept: int) -> bool:
-    """Whether a part of an array from outside is updated in a jaxpr, and it is read.
-
-    What a called function has updated is taken for one of all its results.
-    """
-    outside, updated = {*jaxpr.invars, *jaxpr.constvars}, set()
-    for eqn in jaxpr.eqns:
-        operands = [v for v in eqn.invars if jaxprs.is_var(v)]
-        if _updates(eqn):
-            array, *operands = operands or [None]
-            updated |= {*eqn.outvars} if array in outside | updated else set()
-        elif primitives.of(eqn).shows:
-            for known in (outside, updated):
-                known |= set() if known.isdisjoint(operands) else {*eqn.outvars}
-            continue
-        elif _calls_update(eqn):
-            updated |= {*eqn.outvars}
+    """Whether a part of an array from outside is updated in a jaxpr, and it is read."""
+    updated = set()
+    for operands, made in _updating(jaxpr):
         if not updated.isdisjoint(operands):
             return True
+        updated |= made
     twice = any(jaxpr.outvars.count(v) > 1 for v in updated)
     return twice or not updated.isdisjoint(filter(jaxprs.is_var, jaxpr.outvars[kept:]))
 
 
+def _updating(jaxpr: Any) -> Iterator[tuple[list[Any], set[Any]]]:
+    """Of each equation what it reads, and its results if it updates an outer array.
+
+    One that only shows an array, in another shape say, reads nothing. What a called
+    function has updated is taken for one of all its results. Loops are on their own:
+    XLA takes what one hands to another for read.
+    """
+    outside, updated = {*jaxpr.invars, *jaxpr.constvars}, set()
+    for eqn in jaxpr.eqns:
+        operands = [v for v in eqn.invars if jaxprs.is_var(v)]
+        results, made = {*eqn.outvars}, set()
+        if _updates(eqn):
+            array, *operands = operands or [None]
+            made = results if array in outside | updated else set()
+        elif primitives.of(eqn).shows:
+            outside |= set() if outside.isdisjoint(operands) else results
+            made = set() if updated.isdisjoint(operands) else results
+            operands = []
+        elif not primitives.is_loop(eqn):
+            called = (jaxprs.split(body)[0] for body in jaxprs.bodies(eqn))
+            made = results if any(map(_updates_outside, called)) else set()
+        updated |= made
+        yield operands, made
+
+
+def _updates_outside(jaxpr: Any) -> bool:
+    return any(made for _, made in _updating(jaxpr))
+
+
 def _updates(eqn: Any) -> bool:
     return primitives.is_update(eqn) or primitives.is_scatter_set(eqn)
-
-
-def _calls_update(eqn: Any) -> bool:
-    """Whether a function that is called updates an array; loops are on their own."""
-    called = () if primitives.is_loop(eqn) else jaxprs.bodies(eqn)
-    return any(_updates(one) for body in called for one in jaxprs.walk(body))

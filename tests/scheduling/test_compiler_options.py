@@ -49,6 +49,18 @@ def _scanned(w, x):
     return jnp.sum(jax.lax.scan(layer, x, jnp.stack([w, w]))[0])
 
 
+def _attending(w, x):
+    """With a function that is called, which updates arrays of its own in a loop."""
+
+    @jax.jit
+    def blocks(x):
+        rows = lambda i, out: jax.lax.dynamic_update_index_in_dim(out, x * i, i, 0)
+        return jax.lax.fori_loop(0, 4, rows, jnp.zeros((4, WIDTH))).sum(0)
+
+    layer = lambda x, w: (jnp.tanh(w @ blocks(x)), None)
+    return jnp.sum(jax.lax.scan(layer, x, jnp.stack([w, w]))[0])
+
+
 def _stacked_caches(w, x):
     def body(cache, i):
         cache = jax.lax.dynamic_update_index_in_dim(cache, jnp.tanh(w @ x), i, 0)
@@ -69,6 +81,7 @@ READING = {
 WRITING = {
     "writes alone": _loop(lambda x, cache, i: x * 2),
     "layers": jax.grad(_scanned),
+    "layers that call a loop of their own": _attending,
     "reads before it writes": _loop(
         lambda x, cache, i: x, lambda c, row, i, axis: c * 2 + row[None]
     ),
