@@ -37,15 +37,18 @@ def filled(report: MemoryReport) -> float:
 def row(name: str, how: str) -> tuple:
     gradient, model = blocks.made(name, blocks.POLICIES.get(how))
     step, args = gradient(jaxmem.substitute(model) if how == "substitute" else model)
-    step = blocks.scheduled(step) if how == "schedule" else step
-    report = jaxmem.estimate(step, *args, target=TARGET)
-    options = {OPTION: True}
-    if how == "schedule":
-        plan = step.plan(*args)
-        given = {"plan": plan, "donate_argnums": (), "compiler_options": options}
-        step, options = jaxmem.schedule(step.__wrapped__, **given), None
-    spared = jaxmem.estimate(step, *args, target=TARGET, compiler_options=options)
-    return *size_and_ms(report), filled(report), *size_and_ms(spared)
+    plan = blocks.scheduled(step).plan(*args) if how == "schedule" else None
+
+    def report(option: bool) -> MemoryReport:
+        options = {"compiler_options": {OPTION: option}}
+        if plan is None:
+            return jaxmem.estimate(step, *args, target=TARGET, **options)
+        # the same plan: `schedule` sets the option unless it is told not to
+        own = jaxmem.schedule(step, plan=plan, donate_argnums=(), **options)
+        return jaxmem.estimate(own, *args, target=TARGET)
+
+    plain, spared = report(False), report(True)
+    return *size_and_ms(plain), filled(plain), *size_and_ms(spared)
 
 
 def measures() -> dict:

@@ -23,12 +23,12 @@ def names_shardings(info) -> bool:
 def without_compiler_options(fn) -> Any:
     """A jitted function to call in another one, which takes no options in there."""
     info = jit_info(fn)
-    return fn if info is None or not info.compiler_options_kvs else _jitted_again(fn)
+    return fn if info is None or not info.compiler_options_kvs else _rejitted(fn)
 
 
 # Bounded: each holds a function. The same for one function, as JAX's caches ask.
 @functools.lru_cache(maxsize=256)
-def _jitted_again(fn) -> Any:
+def _rejitted(fn) -> Any:
     info, kinds = jit_info(fn), ("in_shardings", "out_shardings")
     trees = ((getattr(info, f"{k}_{part}") for part in _TREE) for k in kinds)
     shardings = [jax.tree.unflatten(*tree) for tree in trees]

@@ -75,8 +75,9 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = jax.tree.map(merged, given, is_leaf=is_split)
     args, kwargs = with_static(form.static, args, kwargs)
     with naming_closure(fn), module_scopes():
-        compiler, inner = form.compiler, _compat.without_compiler_options(fn)
-        inner = inner if compiler is None else compiler.without_jit(fn)
+        compiler = form.compiler
+        without = compiler.without_jit if compiler else _compat.without_compiler_options
+        inner = without(fn)
         out = inner(*args, **kwargs)
     with splitting(form) as split:
         updates = tuple(map(split, objects))

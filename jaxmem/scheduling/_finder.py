@@ -41,6 +41,7 @@ class Finder:
     def share(self, other: "Finder") -> None:
         """Takes part in what another one finds."""
         self._found, self._sharded = other._found, other._sharded
+        self._options = other._options
 
     def find(self, call: Call) -> SearchResult:
         if self.settled is not None:
@@ -49,20 +50,25 @@ class Finder:
             return SearchResult(NO_CHOICE)
         return self._found.get(call.signature, partial(self._look, call))
 
-    def compiler_options(self, call: Call, on_gpu: bool) -> dict[str, Any] | None:
-        """Those that the user names, and what XLA is told besides."""
+    def compiler_options(
+        self, call: Call, on_gpu: bool, traced: Placed | None = None
+    ) -> dict[str, Any] | None:
+        """Those that the user names, and what XLA is told besides.
+
+        `traced`: the call's trace, where there is one already.
+        """
         given = self.calls.compiler_options(call)
         if not on_gpu:
             return given
 
         def found() -> tuple[dict[str, Any] | None]:
-            traced = self.calls.trace(self.calls.abstract(call))
-            return (with_defaults(given, traced.jaxpr),)
+            known = traced or self.calls.trace(self.calls.abstract(call))
+            return (with_defaults(given, known.jaxpr),)
 
         return self._options.get(call.signature, found)[0]
 
     def _look(self, call: Call) -> SearchResult:
-        target = self.calls.options.target
+        target, asked = self.calls.options.target, call
         call = self.calls.abstract(call)
         traced = self.calls.trace(call)
         mark = self.mark(call, traced)
@@ -85,7 +91,7 @@ class Finder:
             call.kwargs,
             target,
             mark,
-            self.compiler_options(call, is_gpu(target)),
+            self.compiler_options(asked, is_gpu(target), traced),
             known,
             self.calls.input_shardings(traced.jaxpr, call),
         )

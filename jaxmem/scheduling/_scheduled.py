@@ -87,9 +87,7 @@ class Scheduled:
           *args: as for the step.
           **kwargs: as for the step.
         """
-        own, target = self._given_options(args, kwargs), self._options.target
-        options = self._compiler_options(args, kwargs, target)
-        return replace(own, compiler_options=options)
+        return self._own_options(args, kwargs, self._options.target)
 
     def _given_options(self, args: tuple, kwargs: dict[str, Any]) -> Jitted:
         own = jitted(self.__wrapped__, args, kwargs) or Jitted()
@@ -98,11 +96,14 @@ class Scheduled:
         options = given.compiler_options or own.compiler_options
         return Jitted(donated, (*given.static, *own.static), options)
 
-    def _compiler_options(self, args, kwargs, target: str | Target | None):
-        """Those of the scheduled step for a chip."""
-        on_gpu = target is not None and is_gpu(get_target(target, check=False).name)
+    def _own_options(self, args, kwargs, target: str | Target | None) -> Jitted:
+        """Those of the scheduled step, with what the compiler of a chip is told."""
+        given = self._given_options(args, kwargs)
+        if target is None or not is_gpu(get_target(target, check=False).name):
+            return given
         with self._calls.open(args, kwargs, target) as call:
-            return self._finder.compiler_options(call, on_gpu)
+            options = self._finder.compiler_options(call, on_gpu=True)
+        return replace(given, compiler_options=options)
 
     def plan(self, *args, target: str | Target | None = None, **kwargs) -> Plan:
         """What is released, what is not and why; nothing is run.
@@ -125,10 +126,11 @@ class Scheduled:
         self, args, kwargs, target: str | Target, scheduled: bool, **how
     ) -> Pending:
         """The compile of this step, or of that which was given, with its places."""
-        own = self._given_options(args, kwargs)
-        if scheduled:
-            options = self._compiler_options(args, kwargs, target)
-            own = replace(own, compiler_options=options)
+        own = (
+            self._own_options(args, kwargs, target)
+            if scheduled
+            else self._given_options(args, kwargs)
+        )
         step = self._told(own.donated) if scheduled else self.__wrapped__
         how["advised"] = not scheduled
         how |= {"compiler_options": own.compiler_options, "target": target}
@@ -149,7 +151,8 @@ class Scheduled:
         within = call.inside or _compat.is_tracing()
         options = None if within else self._finder.compiler_options(call, on_gpu)
         shardings = self._calls.shardings(call)
-        key = call.form, choice, options is None, self._calls.undecided(call), shardings
+        told = None if options is None else tuple(sorted(options.items()))
+        key = call.form, choice, told, self._calls.undecided(call), shardings
         alone = not call.inside and on_one_device((call.args, call.kwargs))
         given = argument_shardings((call.args, call.kwargs), shardings.ins)
         given = given or found.shardings

@@ -17,10 +17,9 @@ def fills(hlo: Hlo, kernels: Sequence[TimedKernel]) -> list[TimedKernel]:
 
 def starts(hlo: Hlo) -> Iterator[tuple[Instruction, int, Instruction]]:
     """(while loop, a place of what it carries, what makes the array there at first)."""
-    for name, (_, line) in hlo.lines.items():
-        loop = hlo.instruction(name) if " while(" in line else None
-        carried = hlo.instruction(loop.operands[0]) if loop is not None else None
-        if loop is None or carried is None:
+    for start, name in hlo.loops.items():
+        carried, loop = hlo.instruction(start), hlo.instruction(name)
+        if carried is None or loop is None:
             continue
         for place, operand in enumerate(carried.operands):
             made = hlo.instruction(operand)
