@@ -12,15 +12,15 @@ import pathlib
 from collections.abc import Mapping
 
 from benchmarks._common import MIB, MS, milliseconds, publish
+from benchmarks._pictures import DARK, GREY, IMAGES, OURS, TEXT, THEIRS, picture
 from benchmarks.batch import SMALL, TARGET, arguments, step_of
 from jaxmem.memory import MemoryReport, estimate
 
 WAYS = ("plain", "substituted", "substituted, schedule")
 DRAWN = {"plain": "the step as it was", "substituted, schedule": "with jaxmem"}
 COLUMNS = ("step", "target", "peak MiB", "temp MiB", "state and batch MiB", MS)
-PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "before_after.svg"
-GREY, DARK = "#c3c9d2", "#27303d"
-COLOURS = ("#e2725b", "#2f8f9d")
+PICTURE = IMAGES / "before_after.svg"
+COLOURS = THEIRS, OURS
 GIB = 2**30
 
 
@@ -36,12 +36,7 @@ def row(how: str, report: MemoryReport) -> list:
 
 def draw(reports: Mapping[str, MemoryReport], path: pathlib.Path) -> None:
     """Two reports by title on one scale: what is always there in grey."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    how = {"svg.hashsalt": "jaxmem", "svg.fonttype": "path", "font.size": 11}
-    with rc_context(how):
-        figure = Figure(figsize=(9, 3.4), layout="constrained")
+    with picture(path, (9, 3.4), font=11) as figure:
         both = figure.subplots(1, 2, sharey=True)
         for axes, colour, (title, report) in zip(
             both, COLOURS, reports.items(), strict=True
@@ -50,8 +45,6 @@ def draw(reports: Mapping[str, MemoryReport], path: pathlib.Path) -> None:
         both[0].set_ylabel("GiB on the chip")
         most = max(report.peak_bytes for report in reports.values())
         both[0].set_ylim(0, 1.18 * most / GIB)
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
 def _curve(axes, report: MemoryReport, colour: str, title: str) -> None:
@@ -63,16 +56,15 @@ def _curve(axes, report: MemoryReport, colour: str, title: str) -> None:
     peak = report.peak_bytes / GIB
     axes.fill_between(places, live, step="post", color=colour, linewidth=0)
     axes.fill_between([0, 100], state, color=GREY, linewidth=0)
-    axes.axhline(peak, color=DARK, linewidth=1, linestyle="--")
-    axes.text(1, peak * 1.02, f"peak {peak:.1f} GiB", color=DARK, va="bottom")
+    axes.axhline(peak, color=TEXT, linewidth=1, linestyle="--")
+    axes.text(1, peak * 1.02, f"peak {peak:.1f} GiB", va="bottom")
     axes.text(2, state / 2, "weights and Adam's moments", color=DARK, va="center")
-    axes.set_title(title, loc="left", color=DARK)
+    axes.set_title(title)
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 50, 100], ["start", "one train step", "end"])
     first, _, last_label = axes.get_xticklabels()
     first.set_ha("left")
     last_label.set_ha("right")
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def main() -> None:

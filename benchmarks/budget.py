@@ -1,6 +1,7 @@
 """A budget in, a step out: time and recomputation at each, beside the stock policies.
 
     python -m benchmarks.budget [MODEL ...]
+    python -m benchmarks.budget --pictures   # the pictures alone
 
 Loss gradients of the scanned, unmodified models of `benchmarks.blocks`. A budget is a
 number of MiB of temporaries on an H100, which is given to `jaxmem.schedule` with the
@@ -15,13 +16,13 @@ import sys
 
 import jaxmem
 from benchmarks._common import (
-    RESULTS,
     as_a_whole,
     peak_with,
     publish,
     published,
     size_and_ms,
 )
+from benchmarks._pictures import IMAGES, frontier, of_model
 from benchmarks.blocks import POLICIES, TARGET, made, matmul_flops
 from jaxmem.scheduling import BudgetError
 
@@ -95,6 +96,8 @@ def row(name: str, budget: float):
 
 
 def main() -> None:
+    if "--pictures" in sys.argv[1:]:
+        return draw(_with_cells(published("budget")))
     names = sys.argv[1:] or MODELS
     as_a_whole()
     for name in names:
@@ -104,37 +107,24 @@ def main() -> None:
             print(*rows[-1], flush=True)
         rows.sort(key=lambda r: (r[0], float(r[1])))
         publish("budget", COLUMNS, rows)
-        draw([dict(zip(COLUMNS, r, strict=False)) for r in rows if r[2]])
+        draw(_with_cells(rows))
+    return None
+
+
+def _with_cells(rows) -> list[dict]:
+    """Rows of budgets that are reached, by column."""
+    return [dict(zip(COLUMNS, r, strict=False)) for r in rows if r[2]]
 
 
 def draw(rows) -> None:
-    """Predicted time over bytes: ours, and the stock policies as points."""
-    import matplotlib.pyplot as plt
-
-    names = list(dict.fromkeys(r["model"] for r in rows))
+    """Predicted time over bytes, a picture a model: ours, and the stock policies."""
     point = lambda r, of: tuple(float(r[f"{of}{c}"]) for c in AXES)
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(5 * len(names), 4), squeeze=False
-    )
-    for ax, name in zip(axes[0], names, strict=True):
+    for name in dict.fromkeys(r["model"] for r in rows):
         own = [r for r in rows if r["model"] == name]
         theirs = {r["stock policy"]: point(r, "its ") for r in own}
         theirs.pop("none", None)
-        panel(ax, name, [point(r, "") for r in own], theirs)
-        ax.set(ylim=(0, None))
-    axes[0][0].set_ylabel("predicted ms")
-    figure.tight_layout()
-    figure.savefig(RESULTS / "budget.png", dpi=120)
-
-
-def panel(ax, name: str, ours, theirs) -> None:
-    """Our (MiB, ms) as a line, and the policies' as points, by name."""
-    line = sorted(set(ours))
-    ax.plot(*zip(*line, strict=True), marker="o", markersize=3, label="schedule")
-    for policy, point in theirs.items():
-        ax.plot(*point, marker="x", linestyle="", label=policy)
-    ax.set(title=name, xlabel="temporaries, MiB", xscale="log")
-    ax.legend(fontsize=6)
+        line = [point(r, "") for r in own]
+        frontier(of_model(IMAGES / "budget", name), name, line, theirs)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python -m benchmarks.curve                  # every model at batch 32
     python -m benchmarks.curve gpt2_xl vgg16    # some; rows of others are kept
+    python -m benchmarks.curve --picture        # the picture alone
 
 All in the graph's own accounting, nothing compiled: bytes are the temporaries at the
 predicted peak, "more time" what the added operations take at the rates of an H100, in
@@ -20,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, write
+from benchmarks._common import MIB, as_a_whole, publish, published, write
+from benchmarks._pictures import IMAGES, OURS, picture, plain_ticks
 from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.models import zoo
 from benchmarks.scheduling import Case, cases
@@ -41,6 +43,7 @@ from jaxmem.scheduling.recompute.space import lists_in, scans_in, space_of
 CHIP = rates_of(TARGET)
 BATCH = 32
 SHOWN = 10  # of our choices
+PICTURE, ACROSS = IMAGES / "curve.svg", 4
 _CLOSE = 0.98  # of the fewest bytes: still the same
 CASES = [case for case in cases(list(zoo.ZOO)) if case.batch == BATCH]
 COLUMNS = ("model", "layers", "batch", "strategy", "MiB", "more time %", "ours %")
@@ -136,39 +139,40 @@ def interpolated(points: list[tuple[int, float]], size: int) -> float | str:
 
 def draw(rows: list[list[str]]) -> None:
     """A panel a model: more time over bytes."""
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import NullFormatter
-
     names = list(dict.fromkeys(tuple(row[:3]) for row in rows))
-    across = 6
-    figure, axes = plt.subplots(
-        -(-len(names) // across), across, figsize=(18, 12), squeeze=False
+    down = -(-len(names) // ACROSS)
+    with picture(PICTURE, (3 * ACROSS, 2.4 * down)) as figure:
+        panels = figure.subplots(down, ACROSS, squeeze=False).flat
+        for axes, name in zip(panels, names, strict=False):
+            own = [r[3:6] for r in rows if tuple(r[:3]) == name]
+            _panel(axes, f"{name[0]}, {name[1]}", own)
+        for axes in list(panels):
+            axes.set_axis_off()
+        figure.supxlabel("MiB of temporaries")
+        figure.supylabel("more time, %")
+        handles = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper center", ncols=len(handles[0]))
+
+
+def _panel(axes, title: str, own: list[list[str]]) -> None:
+    at = lambda row: tuple(map(float, row[1:]))
+    line = [at(row) for row in own if row[0] == "schedule"]
+    axes.plot(
+        *zip(*line, strict=True), "-o", color=OURS, markersize=3, label="schedule"
     )
-    for ax in axes.flat[len(names) :]:
-        ax.set_axis_off()
-    for ax, name in zip(axes.flat, names, strict=False):
-        points = [
-            (r[3], float(r[4]), float(r[5])) for r in rows if tuple(r[:3]) == name
-        ]
-        ours = [(size, more) for how, size, more in points if how == "schedule"]
-        ax.plot(*zip(*ours, strict=True), marker="o", markersize=3, label="schedule")
-        for how, size, more in points:
-            if how != "schedule":
-                ax.plot(size, more, marker="x", linestyle="", label=how)
-        ax.set_title(f"{name[0]}, {name[1]}", fontsize=9)
-        ax.set(xscale="log", ylim=(-10, None))
-        ax.xaxis.set_minor_formatter(NullFormatter())  # they overlap
-    axes[0][0].legend(fontsize=6)
-    figure.supxlabel("temporaries, MiB")
-    figure.supylabel("more time, %")
-    figure.tight_layout()
-    figure.savefig(RESULTS / "curve.png", dpi=100)
+    for row in own:
+        if row[0] != "schedule":
+            axes.plot(*at(row), "x", label=row[0])
+    axes.set(title=title, xscale="log", ylim=(-10, None))
+    plain_ticks(axes.xaxis)
 
 
 def main() -> None:
     """One model after another, each published as soon as it is there."""
     order = {case.key: n for n, case in enumerate(CASES)}
     models = sys.argv[1:] or zoo.ZOO
+    if "--picture" in models:
+        return draw(published("curve"))
     as_a_whole()
     for case in CASES:
         if case.model not in models:
@@ -179,7 +183,7 @@ def main() -> None:
         write("curve", COLUMNS, found)
         print(*case.key, "done", flush=True)
     publish("curve", COLUMNS, published("curve"))
-    draw(published("curve"))
+    return draw(published("curve"))
 
 
 if __name__ == "__main__":

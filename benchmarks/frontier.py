@@ -21,16 +21,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jaxmem
-from benchmarks import blocks
+from benchmarks import _pictures, blocks
 from benchmarks._common import (
-    RESULTS,
     peak_with,
     publish_some,
     published,
     size_and_ms,
 )
 from benchmarks.blocks import FUSED, POLICIES, STACKS, TARGET
-from benchmarks.budget import AXES, panel
+from benchmarks.budget import AXES
 from benchmarks.models import named, unrolled, wrapped
 from benchmarks.models.transformers import LlamaLayer, StackConfig
 from benchmarks.models.zoo_transformers import OneHotMixtralLayer
@@ -62,6 +61,7 @@ IN_CHUNKS = f"nothing_saveable, {CHUNK} steps at a time"
 # tunix's own `remat_config`: attention and MLP apart, or a layer as a whole
 OF_TUNIX = {f"remat_config={word}": word for word in ("BLOCK", "DECODER")}
 TUNIX = {"Qwen3 of tunix, 2 x 2048": "qwen3", "Gemma of tunix, 2 x 2048": "gemma"}
+PICTURES = _pictures.IMAGES / "frontier"
 EVERY_SECOND, WITHOUT = "nn.remat, every second layer", "no budget"
 COLUMNS = (
     *("model", "policy", "temp MiB", "predicted ms"),
@@ -194,26 +194,15 @@ def draw() -> None:
 
     Not what sends arrays away.
     """
-    import matplotlib.pyplot as plt
-
     found = [dict(zip(COLUMNS, r, strict=True)) for r in published("frontier")]
     point = lambda r, of="": tuple(float(r[f"{of}{c}"]) for c in AXES)
-    names = list(dict.fromkeys(r["model"] for r in found))
-    columns = min(3, len(names))
-    shape = -(-len(names) // columns), columns
-    size = (5.5 * shape[1], 4.2 * shape[0])
-    figure, axes = plt.subplots(*shape, figsize=size, squeeze=False)
-    for ax, name in zip(axes.flat, names, strict=False):
+    for name in dict.fromkeys(r["model"] for r in found):
         own = [r for r in found if r["model"] == name]
         away = "plain", WITHOUT, *named.OFFLOADED
         theirs = {r["policy"]: point(r) for r in own if r["policy"] not in away}
         ours = [r for r in own if r["ratio"] and r["policy"] not in named.OFFLOADED]
-        panel(ax, name, [point(r, "schedule: ") for r in ours], theirs)
-    for ax in axes.flat[len(names) :]:
-        ax.set_axis_off()
-    axes[0][0].set_ylabel("predicted ms")
-    figure.tight_layout()
-    figure.savefig(RESULTS / "frontier.png", dpi=110)
+        line = [point(r, "schedule: ") for r in ours]
+        _pictures.frontier(_pictures.of_model(PICTURES, name), name, line, theirs)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks._common import MS, Row, publish_some
+from benchmarks._pictures import GREY, IMAGES, OURS, TEXT, THEIRS, picture
 from benchmarks.figures.headlines import Line, lines
 from benchmarks.headline import CLAIMS
 from benchmarks.headline.claim import Claim
@@ -26,9 +27,7 @@ COLUMNS = (
     *("published gain", "unit", "plain", f"plain: {MS}", "jaxmem", f"jaxmem: {MS}"),
     *("gain", "work", "differs", "link"),
 )
-PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "headlines.svg"
-DARK, GREY = "#27303d", "#c3c9d2"
-THEIRS, OURS = "#e2725b", "#2f8f9d"
+PICTURE = IMAGES / "headlines.svg"
 
 
 def cell(value: float | None) -> float | str:
@@ -52,19 +51,14 @@ def row(claim: Claim) -> Sequence:
 
 def draw(found: Sequence[Line], path: pathlib.Path) -> None:
     """A line a claim, with a mark for each gain, on a scale of logarithms."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    how = {"svg.hashsalt": "jaxmem", "svg.fonttype": "path", "font.size": 9}
-    with rc_context(how):
-        figure = Figure(figsize=(10, 0.27 * len(found) + 1.1), layout="constrained")
+    with picture(path, (10, 0.27 * len(found) + 1.1), font=9) as figure:
         axes = figure.subplots()
         places = range(len(found))
         theirs, ours = ([pair[i] for pair in _gains(found)] for i in (0, 1))
         axes.hlines(places, theirs, ours, color=GREY, linewidth=2, zorder=1)
         axes.scatter(theirs, places, color=THEIRS, label="published", zorder=2)
         axes.scatter(ours, places, color=OURS, label="jaxmem", zorder=2)
-        axes.axvline(1, color=DARK, linewidth=1, linestyle="--")
+        axes.axvline(1, color=TEXT, linewidth=1, linestyle="--")
         axes.set_yticks(places, [f"{x.source}: {x.claim}" for x in found])
         axes.invert_yaxis()
         axes.set_xscale("log")
@@ -72,10 +66,7 @@ def draw(found: Sequence[Line], path: pathlib.Path) -> None:
         axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("gain: times less memory, or a batch as many times larger")
-        axes.legend(frameon=False, loc="lower right")
-        axes.spines[["top", "right"]].set_visible(False)
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+        axes.legend(loc="lower right")
 
 
 def _gains(found: Sequence[Line]) -> list[tuple[float, float]]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import jaxmem
 from benchmarks._common import MIB, MS, publish_some, size_and_ms
+from benchmarks._pictures import GREY, IMAGES, OURS, TEXT, THEIRS, picture
 from benchmarks.figures.rows import rows
 from benchmarks.steps.devices import FSDP, llama_on
 
@@ -25,11 +26,10 @@ COLUMNS = (
     *("devices", "state and batch MiB", "plain MiB", f"plain: {MS}"),
     *("scheduled MiB", f"scheduled: {MS}", "sent MiB"),
 )
-PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "many_devices.svg"
+PICTURE = IMAGES / "many_devices.svg"
 GIB = 1024  # MiB
-DARK, GREY = "#27303d", "#c3c9d2"
-LINES = (("plain MiB", "the step as it was", "#e2725b"),)
-LINES += (("scheduled MiB", "with jaxmem.schedule", "#2f8f9d"),)
+LINES = (("plain MiB", "the step as it was", THEIRS),)
+LINES += (("scheduled MiB", "with jaxmem.schedule", OURS),)
 
 
 def row(count: int) -> Sequence[float]:
@@ -45,12 +45,7 @@ def row(count: int) -> Sequence[float]:
 
 def draw(found: Sequence[dict[str, str]], path: pathlib.Path) -> None:
     """GiB of a device over the number of devices, both in powers of two."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    how = {"svg.hashsalt": "jaxmem", "svg.fonttype": "path", "font.size": 11}
-    with rc_context(how):
-        figure = Figure(figsize=(7, 3.8), layout="constrained")
+    with picture(path, (7, 3.8), font=11) as figure:
         axes = figure.subplots()
         counts = [int(r["devices"]) for r in found]
         gib = lambda name: [float(r[name]) / GIB for r in found]
@@ -58,20 +53,16 @@ def draw(found: Sequence[dict[str, str]], path: pathlib.Path) -> None:
             axes.plot(counts, gib(name), "o-", color=colour, label=title)
         state = gib("state and batch MiB")
         axes.fill_between(counts, state, color=GREY, label="state and batch")
-        axes.axhline(80, color=DARK, linewidth=1, linestyle="--")
-        axes.text(counts[-1], 84, "one H100", color=DARK, ha="right")
+        axes.axhline(80, color=TEXT, linewidth=1, linestyle="--")
+        axes.text(counts[-1], 84, "one H100", ha="right")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(counts, [str(n) for n in counts])
         ticks = [2**k for k in range(-1, 11)]
         axes.set_yticks(ticks, [f"{n:g}" for n in ticks])
         axes.set_ylim(0.5, 1.2 * max(gib("plain MiB")))
-        axes.set_xlabel("devices")
-        axes.set_ylabel("GiB on each")
-        axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
-        path.parent.mkdir(exist_ok=True)
-        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+        axes.set(xlabel="devices", ylabel="GiB on each")
+        axes.legend()
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks._common import publish_some, result_of
-from benchmarks.before_after import PICTURE as README_PICTURE
+from benchmarks._pictures import IMAGES
 from benchmarks.before_after import draw
 from benchmarks.steps import tile_ways as ways
 from benchmarks.steps.tiles import (
@@ -42,7 +42,7 @@ from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.tiling.tiles import Tiles
 
 H100, V5E = "h100", "tpu-v5e"
-PICTURE = README_PICTURE.with_name("tiles.svg")
+PICTURE = IMAGES / "tiles.svg"
 COLUMNS = (
     *("step", "how", "target", "temp MiB", "peak MiB", "predicted ms", "matmul TF"),
     *("tiles", "compiles", "seconds", "at most", "met"),

@@ -2,8 +2,9 @@
 
 import functools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from benchmarks._pictures import IMAGES, of_model
 from benchmarks.figures.rows import (
     TEMP_AND_MS,
     Row,
@@ -27,6 +28,13 @@ def models() -> list[str]:
     return list(dict.fromkeys(r["model"] for r in rows("frontier")))
 
 
+def images(folder: str, names: Iterable[str]) -> Iterator[str]:
+    """The pictures of models, by the page of docs/ that shows them."""
+    for name in names:
+        path = of_model(IMAGES / folder, name).relative_to(IMAGES.parent)
+        yield f"![Predicted time over bytes: {name}]({path.as_posix()})"
+
+
 def _ratio(r: Row) -> float:
     """To three places; the file's older rows have two."""
     ours, theirs = (float(r[f"{of}predicted ms"]) for of in ("schedule: ", ""))
@@ -39,6 +47,12 @@ def _mean(found: list[Row]) -> float:
 
 def _both(r: Row, of: str = "", columns: Mapping[str, str] = TEMP_AND_MS) -> str:
     return with_older(r, r, {f"{of}{c}": f for c, f in columns.items()})
+
+
+@figures("frontier, pictures")
+def pictures() -> str:
+    """An image for each model."""
+    return "\n".join(images("frontier", models()))
 
 
 @figures("frontier")

@@ -1,5 +1,6 @@
 """The README's tables."""
 
+from benchmarks.figures.frontier import images
 from benchmarks.figures.rows import (
     PEAK_AND_MS,
     TEMP_AND_MS,
@@ -91,6 +92,14 @@ def bert_ms() -> str:
     ours = ms["substitute, schedule"]
     plain, best = ms["plain"], min(policies)
     return f"{ours:.0f} ms instead of {plain:.0f} (best policy of JAX: {best:.0f})"
+
+
+@figures("budgets, pictures")
+def pictures() -> str:
+    """An image for each model."""
+    return "\n".join(
+        images("budget", dict.fromkeys(r["model"] for r in rows("budget")))
+    )
 
 
 @figures("budgets")

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+_ON_ONE_LINE = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 RESULTS = ROOT / "benchmarks" / "results"
 VERSION, NEWEST = "jax0.10.2", "jax0.12.0.1"
 
@@ -74,7 +75,9 @@ def with_older(new: Row, old: Row, columns: Mapping[str, str]) -> str:
     a column that both rows have: older files may tell of bytes alone.
     """
     cells = lambda r: {c: float(r[c]) for c in columns if r.get(c)}
-    shown = lambda found: " / ".join(format(x, columns[c]) for c, x in found.items())
+    shown = lambda found: _ON_ONE_LINE.join(
+        format(x, columns[c]) for c, x in found.items()
+    )
     now, then = cells(new), cells(old)
     far = any(is_far(x, then[c]) for c, x in now.items() if c in then)
     return f"{shown(now)} ({shown(then)})" if far else shown(now)

@@ -71,8 +71,7 @@ FIRST += ("ViT-L, fused, 16 x 256", "Llama-1B blocks, fused, 2 x 2048")
 @figures("first screen")
 def first_screen() -> str:
     """Models as they are, under the fastest policy, and with both of our calls."""
-    title = "gradient of the loss on an H100: MiB of temporaries / predicted ms"
-    head = title, "plain", "fastest `jax.checkpoint` policy", "jaxmem"
+    head = "MiB / ms on an H100", "plain", "fastest policy", "jaxmem"
     return table(head, [_first(model) for model in FIRST])
 
 
