@@ -155,7 +155,8 @@ class Advice(PlainResult):
             page.table(
                 _HEAD, [self._cells(r) for r in self.measures], numbers=[1, 2, 3]
             ),
-            page.lines("What to do", self._remarks()),
+            page.lines("What was found", self._remarks(code=False)),
+            page.code("What to write", self.code),
         )
 
     def _headline(self) -> str:

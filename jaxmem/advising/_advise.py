@@ -21,6 +21,7 @@ from jaxmem.advising.measures import APPROXIMATE, Goal, Measure, of_loss, of_ste
 from jaxmem.chips import Target, get_target, local_target
 from jaxmem.memory import DoesNotFit, MemoryReport, estimate
 from jaxmem.scheduling.plan.rows import WHOLE_STEP
+from jaxmem.scheduling.plan.text import count_of
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
@@ -210,8 +211,8 @@ def _done(plan: Any) -> tuple[str, ...]:
     regions = len(plan.tiles) - len(batches)
     moved, kept = plan.host_traffic_bytes, plan.offloaded_bytes
     found = {
-        f"{len(plan.recomputed)} operations recomputed": plan.recomputed,
-        f"{regions} regions in tiles": regions,
+        f"{count_of(len(plan.recomputed), 'operation')} recomputed": plan.recomputed,
+        f"{count_of(regions, 'region')} in tiles": regions,
         **{f"the whole step in {n} micro-batches": n for n in batches},
         f"{format_bytes(kept)} of residuals in the host's memory": kept,
         f"{format_bytes(moved)} to the host and back": moved,

@@ -64,6 +64,11 @@ def lines(title: str, sentences: Iterable[str]) -> Markup:
     return together(tag("h3", title), tag("ul", *items)) if items else Markup()
 
 
+def code(title: str, text: str) -> Markup:
+    """A titled piece of code; nothing where there is none."""
+    return together(tag("h3", title), tag("pre", text)) if text else Markup()
+
+
 @cache
 def _asset(name: str) -> str:
     return files("jaxmem.pages").joinpath(name).read_text(encoding="utf-8")

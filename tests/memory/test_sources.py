@@ -6,6 +6,9 @@ import pytest
 
 import jaxmem
 from jaxmem import _compat
+from jaxmem._module_path import parse_op_name
+from jaxmem.memory.buffers.hlo import Location
+from jaxmem.memory.buffers.origin import Origin
 
 S = jax.ShapeDtypeStruct
 NODES, EDGES, WIDTH = 1024, 4096, 16
@@ -69,3 +72,12 @@ def test_an_op_has_no_line_of_its_own():
     """Its equations have that of its caller; of its first one, where jax caches it."""
     eqns = jax.make_jaxpr(lambda x: jaxmem.ops.glu(x))(jnp.ones(22)).eqns
     assert not any("jaxmem/ops" in _compat.source_line(eqn) for eqn in eqns)
+
+
+def test_what_no_function_computes_is_in_the_group_of_its_file():
+    """Code of a script's top level, whose function Python calls `<module>`."""
+    places = [
+        Location("folder/train.py", 3, name) for name in ("<module>", "a.<locals>.b")
+    ]
+    groups = [Origin(parse_op_name(""), "add", place).group for place in places]
+    assert groups == ["train.py", "a.b()"]

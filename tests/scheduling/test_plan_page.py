@@ -3,7 +3,9 @@
 import dataclasses
 
 import pytest
+from matplotlib import rc_context
 
+from jaxmem._bytes import format_bytes
 from jaxmem.scheduling import Plan
 from jaxmem.scheduling.plan.rows import Gradient
 from tests.memory import dumps
@@ -31,6 +33,17 @@ def test_a_page_shows_the_rows_and_both_pictures(plan, tmp_path):
     assert text.count('class="jm-chart"') == 2
     assert "before: train: peak" in text and "after: train: peak" in text
     assert 'class="jm-chart"' in plan._repr_html_()
+
+
+def test_pictures_mark_the_budget(plan, tmp_path):
+    """In both; a budget that is far above is no part of the picture."""
+    near, far = plan.scheduled.peak_bytes, 10 * plan.plain.peak_bytes
+    marked = f"budget: {format_bytes(near)}"
+    assert dataclasses.replace(plan, budget=near)._repr_html_().count(marked) == 2
+    assert "budget: " not in dataclasses.replace(plan, budget=far)._repr_html_()
+    with rc_context({"svg.fonttype": "none"}):
+        dataclasses.replace(plan, budget=near).plot(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text().count(marked) == 2
 
 
 def test_a_plan_that_compiled_nothing_has_a_page(plan, tmp_path):

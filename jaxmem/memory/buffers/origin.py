@@ -5,6 +5,7 @@ and updates in place. The trace goes through loops, fusions, tuples and updates.
 """
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from jaxmem import _compat
 from jaxmem._module_path import OpName, parse_op_name
@@ -41,8 +42,12 @@ class Origin:
 
     @property
     def function(self) -> str:
-        """The Python function, without where it is defined."""
-        return self.location.function.replace(".<locals>", "") if self.location else ""
+        """The Python function, without where it is defined; or a script's file."""
+        if self.location is None:
+            return ""
+        if self.location.function == "<module>":
+            return PurePath(self.location.file).name
+        return self.location.function.replace(".<locals>", "")
 
     @property
     def group(self) -> str:

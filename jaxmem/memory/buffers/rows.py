@@ -43,7 +43,8 @@ class PeakBuffer:
             row of their own.
         opcode: XLA's operation.
         module_path: the modules that compute it (`"Bert/layers/attention/query"`).
-        function: the Python function that computes it.
+        function: the Python function that computes it; a script's file name outside of
+            functions.
         source: `file:line` of the innermost line outside installed libraries.
         backward: whether the backward pass computes it.
         padding: of `bytes`, those that no element fills. A TPU keeps arrays in tiles,
@@ -145,7 +146,9 @@ def group_of(module_path: str, function: str, operation: str) -> str:
         return "(copies of arguments)"
     if modules := of_user(module_path):
         return modules
-    return f"{function}()" if function else ops_in(module_path) or "(xla)"
+    if function:
+        return function if function.endswith(".py") else f"{function}()"
+    return ops_in(module_path) or "(xla)"
 
 
 def operation_of(module_path: str, operation: str, opcode: str) -> str:

@@ -18,7 +18,7 @@ from jaxmem.pages.markup import Markup, data, tag
 _WIDTH, _HEIGHT = 1000, 400  # of the drawing, which is stretched to its frame
 _EDGED = 4  # buffers larger than this in both directions have an edge
 _TICKS = 4
-_NEAR = 1.4  # the chip's memory is a line where it is below this part of the peak
+_NEAR = 1.4  # limits are lines where they are below this part of the peak
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,13 @@ class Scale:
     bytes: int  # at the top
 
     @classmethod
-    def of(cls, reports: Sequence[ReportData], steps: int) -> "Scale":
-        """Bytes that have room for each report, and its chip's memory if near."""
+    def of(
+        cls, reports: Sequence[ReportData], steps: int, budget: int | None
+    ) -> "Scale":
+        """Bytes that have room for each report, and for limits that are near."""
         tops = [float(report.peak_bytes) for report in reports]
-        tops += [m for r in reports if (m := r.memory_bytes) and m < _NEAR * max(tops)]
+        limits = [*(report.memory_bytes for report in reports), budget]
+        tops += [limit for limit in limits if limit and limit < _NEAR * max(tops)]
         return cls(max(steps, 1), math.ceil(1.04 * max(*tops, 1)))
 
     def x(self, step: float) -> float:
@@ -59,12 +62,13 @@ def chart(
     title: str,
     colours: Mapping[str, str],
     reports: Sequence[ReportData],
+    budget: int | None = None,
 ) -> Markup:
-    """The picture of a report, on the scale of all `reports`."""
+    """The picture of a report, on the scale of all `reports`; a budget is a line."""
     if len(report.timeline) < 2:
         return Markup()
     last = max([report.timeline[-1].index, *(p.end for p in report.placed)])
-    scale = Scale.of(reports, last + 1)
+    scale = Scale.of(reports, last + 1, budget)
     boxes = list(_boxes(report, last + 1))
     layers = layers_of(report)
     both = bool(report.placed)
@@ -77,6 +81,7 @@ def chart(
         *_ticks(scale),
         *drawings,
         *_marks(report, scale),
+        *_limits(report, scale, budget),
         tag("div", class_="jm-tip", hidden="", role="status"),
         class_="jm-plot",
     )
@@ -258,16 +263,22 @@ def _ticks(scale: Scale) -> Iterator[Markup]:
 
 
 def _marks(report: ReportData, scale: Scale) -> Iterator[Markup]:
-    """The peak, and the chip's memory where it is near."""
+    """The peak: its step, and its bytes."""
     across = 100 * (report.peak_step + 0.5) / scale.steps
     label = f"peak {format_bytes(report.peak_bytes)} at step {report.peak_step}"
     late = " jm-late" if across > 50 else ""
     style = f"left:{across:.2f}%"
     yield tag("div", tag("span", label), class_=f"jm-peak{late}", style=style)
-    if (memory := report.memory_bytes) and memory <= scale.bytes:
-        text = f"memory of {report.target}: {format_bytes(memory)}"
-        style = f"bottom:{scale.percent(memory)}"
-        yield tag("div", tag("span", text), class_="jm-limit", style=style)
+
+
+def _limits(report: ReportData, scale: Scale, budget: int | None) -> Iterator[Markup]:
+    """The chip's memory and the budget, where they are near."""
+    limits = {f"memory of {report.target}": report.memory_bytes, "budget": budget}
+    for name, limit in limits.items():
+        if limit and limit <= scale.bytes:
+            style = f"bottom:{scale.percent(limit)}"
+            text = f"{name}: {format_bytes(limit)}"
+            yield tag("div", tag("span", text), class_="jm-limit", style=style)
 
 
 def _known(report, boxes: Sequence[_Box], layers, scale: Scale) -> Markup:

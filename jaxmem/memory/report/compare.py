@@ -69,6 +69,7 @@ class ReportComparison(SavedResult):
         reports: the two memory reports, whose pictures a page shows; empty where other
             results are compared.
         notes: sentences about both.
+        budget: bytes that a page's pictures mark with a line; or None.
     """
 
     before: str
@@ -76,6 +77,7 @@ class ReportComparison(SavedResult):
     sections: dict[str, tuple[ComparedRow, ...]]
     reports: tuple[ReportData, ...] = ()
     notes: tuple[str, ...] = ()
+    budget: int | None = None
 
     def to_json(self, indent: int | None = None) -> str:
         """Headlines and rows as JSON text; bytes are integers."""
@@ -98,7 +100,7 @@ class ReportComparison(SavedResult):
         if not self.reports:
             raise ValueError("nothing to draw: only reports of `estimate` are drawn")
         before, after = self.reports
-        plot_both(before, after, path)
+        plot_both(before, after, path, budget=self.budget)
 
     def __str__(self) -> str:
         table = [HEAD, *(row for _, rows in self._shown() for row in rows)]
@@ -275,7 +277,7 @@ def _as_html(comparison: ReportComparison) -> Any:
     return together(
         page.headline(f"before: {comparison.before}", before),
         page.headline(f"after: {comparison.after}", after),
-        charts(reports, colours_of_reports(comparison.reports)),
+        charts(reports, colours_of_reports(comparison.reports), comparison.budget),
         *tables,
         *(tag("p", note) for note in comparison.notes),
     )

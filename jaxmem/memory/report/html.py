@@ -49,10 +49,14 @@ def _sent(report: ReportData) -> Markup:
     return together(title, tag("p", sent_line(report), class_="jm-faint"), table)
 
 
-def charts(reports: Mapping[str, ReportData], colours: Mapping[str, str]) -> Markup:
+def charts(
+    reports: Mapping[str, ReportData],
+    colours: Mapping[str, str],
+    budget: int | None = None,
+) -> Markup:
     """Memory over the schedule of each report, beside each other, and one legend."""
     every = [*reports.values()]
-    drawn = [chart(r, title, colours, every) for title, r in reports.items()]
+    drawn = [chart(r, title, colours, every, budget) for title, r in reports.items()]
     if not any(drawn):
         return Markup()
     placed = any(report.placed for report in every)

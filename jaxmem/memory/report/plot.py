@@ -27,12 +27,14 @@ def plot_both(
     after: ReportData,
     path: str | PathLike[str],
     below: Sequence[str] = (),
+    budget: int | None = None,
 ) -> None:
     """Writes a picture of two reports side by side, on one scale of bytes.
 
-    A module has the same colour in both. `below`: lines of text.
+    A module has the same colour in both. `below`: lines of text. `budget`: bytes that
+    a line marks.
     """
-    _plot([before, after], ["before", "after"], path, below)
+    _plot([before, after], ["before", "after"], path, below, budget)
 
 
 def _plot(
@@ -40,6 +42,7 @@ def _plot(
     titles: Sequence[str],
     path: str | PathLike[str],
     below: Sequence[str] = (),
+    budget: int | None = None,
 ) -> None:
     if not all(report.timeline for report in reports):
         raise ValueError("nothing to draw: the compiler dumped no schedule")
@@ -51,6 +54,7 @@ def _plot(
     for axes, report, title in zip(several, reports, titles, strict=True):
         _draw_layers(axes, report, colours, scale)
         _draw_peak(axes, report, scale)
+        _draw_limits(axes, report, scale, budget)
         _label(axes, report, title)
     top = max(axes.get_ylim()[1] for axes in several)
     several[0].set_ylim(0, top * 1.06)
@@ -130,12 +134,19 @@ def _draw_peak(axes: Any, report: ReportData, scale: float) -> None:
         ha="right" if left else "left",
         fontsize=9,
     )
-    memory = report.memory_bytes
-    if memory and 0.4 < memory / report.peak_bytes < 1.6:
-        axes.axhline(memory / scale, color="#c22", linewidth=1.2)
+
+
+def _draw_limits(
+    axes: Any, report: ReportData, scale: float, budget: int | None
+) -> None:
+    limits = {f"memory of {report.target}": report.memory_bytes, "budget": budget}
+    for name, limit in limits.items():
+        if not limit or not (name == "budget" or 0.4 < limit / report.peak_bytes < 1.6):
+            continue
+        axes.axhline(limit / scale, color="#c22", linewidth=1.2)
         axes.annotate(
-            f"memory of {report.target}",
-            (0, memory / scale),
+            f"{name}: {format_bytes(limit)}",
+            (0, limit / scale),
             xytext=(4, -11),
             textcoords="offset points",
             color="#c22",

@@ -1,5 +1,7 @@
 """A plan as HTML: a headline, what was done, both reports, the table, remarks."""
 
+from dataclasses import replace
+
 from jaxmem.pages import body_of, page
 from jaxmem.pages.markup import Markup, together
 from jaxmem.scheduling.plan import table, text
@@ -14,7 +16,8 @@ def as_html(plan: PlanData) -> Markup:
     if plan.plain is None or plan.scheduled is None:
         both = ""
     else:
-        both = body_of(plan.plain.compare(plan.scheduled))
+        compared = plan.plain.compare(plan.scheduled)
+        both = body_of(replace(compared, budget=plan.budget))
     return together(
         page.headline(text.headline(plan), plan.budget_met),
         page.lines("What was done", text.done(plan)),

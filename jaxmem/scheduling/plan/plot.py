@@ -20,4 +20,5 @@ def plot_plan(plan: PlanData, path: str | PathLike[str]) -> None:
         if plan.target:
             why = f"the step does not fit {plan.target}, which has compiled nothing"
         raise ValueError(f"nothing to draw: {why}")
-    plot_both(plan.plain, plan.scheduled, path, regions(plan.tiles[:_REGIONS]))
+    below = regions(plan.tiles[:_REGIONS])
+    plot_both(plan.plain, plan.scheduled, path, below, plan.budget)
