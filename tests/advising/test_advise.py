@@ -1,8 +1,8 @@
 """Measures in order, the bytes of the compiled step, and the lines to write."""
 
+import dataclasses
 import functools
 import json
-from html import escape
 
 import equinox as eqx
 import jax
@@ -261,8 +261,9 @@ def test_results_are_shown_and_saved(tmp_path, known):
     for name in ("a.html", "a.txt", "a.json", "a.png"):
         advice.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size
-    page = advice._repr_html_()
-    assert advice.code and f"<pre>{escape(advice.code)}</pre>" in page
+    fits = dataclasses.replace(known["nothing"], fits=True, code=("a < b",))
+    page = dataclasses.replace(advice, measures=(fits,))._repr_html_()
+    assert "<pre>a &lt; b</pre>" in page and "<li></li>" not in page
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["measures"][0]["peak_bytes"] == known["nothing"].peak_bytes
     refused = CompiledMeasure("nothing", (), None, False, why="it needs 74.8 GiB")
