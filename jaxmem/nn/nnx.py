@@ -9,6 +9,7 @@ no lean op serves runs Flax's own code and warns once.
 from typing import TYPE_CHECKING
 
 from jaxmem._deprecated import names_gone
+from jaxmem.nn._dense_nnx import NormCache as NormCache
 from jaxmem.nn._dense_nnx import SampledDense as SampledDense
 from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._layers_nnx import BatchNorm as BatchNorm
@@ -39,6 +40,7 @@ __all__ = [
     "MSLayerNorm",
     "MSRMSNorm",
     "MultiHeadAttention",
+    "NormCache",
     "ProductKeyMemory",
     "RMSNorm",
     "Reversible",
