@@ -77,7 +77,7 @@ def check_norm_cache(op: str, x, cache, ids) -> None:
     """Errors for a cache, or numbers of samples, that do not fit x."""
     if cache is None:
         if ids is not None:
-            raise ValueError(f"{op}: sample_ids choose rows of a norm_cache: pass one")
+            raise wrong_value(f"{op}: sample_ids", ids, "None without a norm_cache")
         return
     check_array(f"{op}: norm_cache", cache, "floating")
     if x.ndim < 2:
