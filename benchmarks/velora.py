@@ -7,9 +7,9 @@ The demo's byte GPT on the Python standard library's sources (2 layers of 64, cr
 64 bytes, 150 steps, three seeds), plain and with `VeLoRADense` in its MLPs, each token
 in 16 or in 4 sub-tokens. "init": the vector comes from a batch of zeros, the inputs of
 an ordinary `init`, and stays. "frozen": the kernels of the MLPs are not trained, for
-what any gradient of theirs is worth here. Losses are of data held out, nats a byte. "cosine": of
-the gradient of the MLPs' kernels to the exact one, over all layers and seeds, at the
-first step and at the last one.
+what any gradient of theirs is worth here. Losses are of data held out, nats a byte.
+"cosine": of the gradient of the MLPs' kernels to the exact one, the mean over layers
+and seeds, at the first step and at the last one.
 """
 
 import functools
