@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem import ops
@@ -235,6 +237,21 @@ def test_nnx_in_a_scan_of_layers():
         want = ops.velora_projection(x, GROUPS)
         np.testing.assert_allclose(got[n], want, atol=1e-4)
         x = x + x @ layers.kernel[...][n] + layers.bias[...][n][None]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_over_devices(method):
+    """The vector is that of the rows of all devices."""
+    layer = linen_layer(method=method)
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    variables = initialized(layer, X)
+    want, after = linen_step(layer, variables)
+    spread = jax.device_put(X, NamedSharding(mesh, P("d")))
+    variables = jax.device_put(variables, NamedSharding(mesh, P()))
+    got, spread_after = linen_step(layer, variables, spread)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+    a, b = (v["velora"]["projection"] for v in (after, spread_after))
+    np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
