@@ -77,9 +77,9 @@ def sampled_dense(
       norm_cache: instead of these, for "wta" and "crs", an array of the norms that the
         gradients of rows had in earlier steps, at first zeros: shape `(samples, ...)`,
         that of x without its last axis, and with any number of samples. Its gradient is
-        its next value: of the samples in x it has the norms of this step. Nine tenths
-        of a row's probability follow the norms, so that none is dropped; a sample not
-        seen yet counts as the mean of the others.
+        its next value: of the samples in x it has the norms of this step. A tenth of
+        a row's probability is that without a cache, so that none is dropped; a sample
+        not seen yet counts as the mean of the others.
       sample_ids: which samples of `norm_cache` are in x, such as their numbers in the
         data set, one for each entry of its first axis; -1 for one that has no place
         there. None: those of the same place in the batch of the step before.
@@ -125,7 +125,7 @@ def sampled_dense(
     k = math.ceil(budget * rows - 1e-6)  # 0.3 * 10 rows are 3, in spite of rounding
     with jax.named_scope("jaxmem.sampled_dense"):
         if norm_cache is not None:
-            row_norms = row_factors(norm_cache, sample_ids)
+            row_norms = row_factors(x, norm_cache, sample_ids)
         if k >= rows:
             y = dense(x, kernel, bias, dtype=dtype, precision=precision)
         else:

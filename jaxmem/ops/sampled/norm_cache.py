@@ -12,6 +12,7 @@ import numpy as np
 from jaxmem._checks import check_array, shown, wrong_value
 from jaxmem.ops.common.blocks import vary_alike
 from jaxmem.ops.common.lean import widen
+from jaxmem.ops.sampled.rows import row_sizes
 
 # Of the probability this part does not follow the cache, whose norms are of another
 # step: else a row of small norm then and large norm now would get an unlimited weight.
@@ -20,18 +21,27 @@ from jaxmem.ops.common.lean import widen
 _EQUAL = 0.1
 
 
-def row_factors(cache, ids):
-    """What the norms of the rows are multiplied by, [rows], from their gradients'."""
+def row_factors(x, cache, ids):
+    """What the norms of the rows of x are multiplied by, [rows], from their gradients'.
+
+    Of a row's probability `_EQUAL` is that without a cache.
+    """
     norms = _of_samples(jax.lax.stop_gradient(cache), ids)
     norms = norms.astype(jnp.float32)
     norms = jnp.where(jnp.isfinite(norms) & (norms > 0), norms, 0.0)
     # A sample of zeros alone has not been seen yet; in others a zero is padding, say.
     seen = norms.any(tuple(range(1, norms.ndim)), keepdims=True)
-    count = jnp.broadcast_to(seen, norms.shape).sum(dtype=jnp.float32)
-    mean = norms.sum() / jnp.maximum(count, 1.0)
-    relative = norms / jnp.where(mean > 0, mean, 1.0)
-    relative = jnp.where(seen, relative, 1.0)
-    return (_EQUAL + (1 - _EQUAL) * relative).reshape(-1)
+    seen = jnp.broadcast_to(seen, norms.shape)
+    mean = norms.sum() / jnp.maximum(seen.sum(dtype=jnp.float32), 1.0)
+    norms = jnp.where(seen, norms, jnp.where(mean > 0, mean, 1.0)).reshape(-1)
+    size = row_sizes(jax.lax.stop_gradient(x)).reshape(-1)
+    share = _ratio(jnp.vdot(size, norms), size.sum())
+    return _EQUAL + (1 - _EQUAL) * _ratio(norms, share)
+
+
+def _ratio(a, b):
+    """a / b, and zeros where b is zero."""
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1.0), 0.0)
 
 
 def noting(y, cache, ids):

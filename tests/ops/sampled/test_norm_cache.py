@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.ops import sampled_dense
+from jaxmem.ops.sampled.norm_cache import row_factors
 from tests.arrays import array
 from tests.references import kept_bytes
 
@@ -176,17 +177,33 @@ def test_known_norms_lower_the_error(method):
     assert standard_errors_between(unknown, known) > 5
 
 
-@pytest.mark.parametrize("method", ["wta", "crs"])
-def test_wrong_norms_cannot_do_much(method):
-    """A tenth of the probability is that without a cache: at most ten times as much.
+@pytest.mark.parametrize("case", CASES)
+def test_a_tenth_of_the_probability_is_that_without_a_cache(case):
+    """And the rest is by the norms: so no weight is more than ten times as large."""
+    x = arrays()[0]
+    size = np.asarray(norms_of(x)).reshape(-1)
+    chosen = size * np.asarray(row_factors(x, *caches(case)))
+    plain, chosen = size / size.sum(), chosen / chosen.sum()
+    assert (chosen >= 0.1 * plain * (1 - 1e-5)).all()
+    if case == "unknown":
+        np.testing.assert_allclose(chosen, plain, rtol=1e-5)
+    if case in ("known", "wrong"):
+        cached, ids = caches(case)
+        by_norms = size * np.asarray(cached if ids is None else cached[ids]).reshape(-1)
+        want = 0.1 * plain + 0.9 * by_norms / by_norms.sum()
+        np.testing.assert_allclose(chosen, want, rtol=1e-5)
 
-    That bounds the second moment of a draw; the mean squared error of k draws is that
-    over k, less what the exact gradient has, for "crs" without its strata.
-    """
+
+def test_rows_of_zeros_have_finite_factors():
+    """Of x, or of all that a cache knows of the rows that are none."""
     x, _, g = arrays()
-    exact = np.einsum("std,stf->df", *(np.asarray(a, "f8") for a in (x, g)))
-    second = errors("unknown", method).mean() + np.square(exact).sum()
-    assert errors("wrong", method).mean() < 10 * second
+    for zeros, norms in (
+        (0 * x, norms_of(g)),
+        (x.at[0].set(0), norms_of(g.at[1:].set(0))),
+    ):
+        factors = row_factors(zeros, norms, None)
+        assert jnp.isfinite(factors).all()
+        assert (factors > 0).all()
 
 
 # -- what is kept
