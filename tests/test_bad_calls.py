@@ -118,6 +118,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}
 AS_IN_FLAX |= {name.replace("linen", "nnx") for name in AS_IN_FLAX}
+AS_IN_FLAX |= {"nnx.NormCache"}
 
 
 def _public():

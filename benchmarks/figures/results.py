@@ -62,6 +62,7 @@ CHIPS = {
     "tiles_collectives": "8 H100",
     "training": CPU,
     "throughput": H100,
+    "velora": CPU,
 }
 NAMES = {"h100": H100, "a100": "A100", "h200": "H200", "b200": "B200", "t4": "T4"}
 NAMES |= {"l4": "L4", "cpu": CPU}

@@ -139,10 +139,11 @@ def split(model, settings: Settings) -> tuple[Any, Callable]:
 
         return jax.tree.map(jnp.copy, params), forward_nnx
     key = jax.random.key(settings.seed)
-    # What is fitted to a first batch (VeLoRA's vectors) sees untrained embeddings.
     tokens = jax.random.randint(key, (1, settings.context), 0, 256)
     rest = dict(model.init(key, tokens))
     params = rest.pop("params")
+    if rest:  # VeLoRA's vectors: those of a first batch, which then stay
+        rest = model.apply({"params": params, **rest}, tokens, mutable=list(rest))[1]
 
     def forward(params, tokens, key=None):
         rngs = None if key is None else {"dropout": key}

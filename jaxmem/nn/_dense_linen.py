@@ -1,4 +1,4 @@
-"""Dense layers of linen that are more than Flax's: sampled, projected, low-rank."""
+"""`flax.linen.Dense` with a low-rank addition."""
 
 import functools
 from collections.abc import Callable
@@ -7,129 +7,12 @@ from typing import Any
 
 import jax
 from flax import linen as nn
-from flax.linen.dtypes import promote_dtype
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from jaxmem import ops
 from jaxmem._checks import check_float, check_int
 from jaxmem.nn import _linen_calls as calls
-from jaxmem.nn._constructor import check_sampled_dense, check_velora
-
-_COLLECTION = "velora"
-
-
-def _parameters(module: nn.Dense, inputs):
-    """Kernel and bias as `flax.linen.Dense` makes them."""
-    if (
-        module.dot_general is not None
-        or module.dot_general_cls is not None
-        or module.promote_dtype is not promote_dtype
-    ):
-        raise ValueError(
-            f"{type(module).__name__} takes no dot_general and no promote_dtype: its "
-            "product has a derivative of its own"
-        )
-    shape = (inputs.shape[-1], module.features)
-    kernel = module.param("kernel", module.kernel_init, shape, module.param_dtype)
-    if not module.use_bias:
-        return kernel, None
-    shape = (module.features,)
-    return kernel, module.param("bias", module.bias_init, shape, module.param_dtype)
-
-
-class SampledDense(nn.Dense):
-    """`flax.linen.Dense`, built on `jaxmem.ops.sampled_dense`.
-
-    Outputs and the gradients of inputs and bias are exact; the kernel's gradient is an
-    unbiased estimate from `budget` of the rows. Parameters are those of `Dense`.
-
-    Args:
-        budget: the share of rows kept; keyword-only, as all of these.
-        method: as for `jaxmem.ops.sampled_dense`.
-        deterministic: True makes the layer a plain `Dense`, which needs no key.
-        rng_collection: of the key, as for `flax.linen.Dropout`.
-
-    Saves:
-        `budget` of the rows of the input.
-    """
-
-    # Flax annotates a field with a protocol that type checkers cannot test.
-    __no_type_check__ = True
-
-    budget: float = field(default=0.3, kw_only=True)
-    method: str = field(default="wta", kw_only=True)
-    deterministic: bool | None = field(default=None, kw_only=True)
-    rng_collection: str = field(default="sampling", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_sampled_dense(self.budget, self.method)
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(
-        self,
-        inputs: Float[Array, "*batch d"],
-        deterministic: bool | None = None,
-        row_norms: jax.Array | None = None,
-    ) -> Float[Array, "*batch f"]:
-        """Applies the linear map; `deterministic` in one place, False if in none."""
-        if deterministic is not None or self.deterministic is not None:
-            deterministic = nn.merge_param(
-                "deterministic", self.deterministic, deterministic
-            )
-        kernel, bias = _parameters(self, inputs)
-        options: Any = dict(dtype=self.dtype, precision=self.precision)
-        if deterministic or self.is_initializing():
-            return ops.dense(inputs, kernel, bias, **options)
-        options |= dict(budget=self.budget, method=self.method, row_norms=row_norms)
-        key = self.make_rng(self.rng_collection)
-        return ops.sampled_dense(inputs, kernel, bias, key=key, **options)
-
-
-class VeLoRADense(nn.Dense):
-    """`flax.linen.Dense`, built on `jaxmem.ops.velora_dense`.
-
-    The kernel's gradient is biased: it sees one direction of each sub-token. That
-    vector is a variable of the collection "velora", made by
-    `jaxmem.ops.velora_projection` from the inputs of `init`: initialise with a real
-    batch, or put the vector there.
-
-    Args:
-        groups: sub-tokens of a token; keyword-only, as all of these.
-        scale: of the kernel's gradient.
-
-    Saves:
-        `groups` values a row of the input.
-    """
-
-    # Flax annotates a field with a protocol that type checkers cannot test.
-    __no_type_check__ = True
-
-    groups: int = field(default=32, kw_only=True)
-    scale: float = field(default=1.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_velora(self.groups, self.scale)
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(self, inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
-        """Applies the linear map to the last axis."""
-        kernel, bias = _parameters(self, inputs)
-        make = ops.velora_projection
-        projection = self.variable(
-            _COLLECTION, "projection", make, inputs, self.groups
-        ).value
-        return ops.velora_dense(
-            inputs,
-            kernel,
-            bias,
-            projection=projection,
-            scale=self.scale,
-            dtype=self.dtype,
-            precision=self.precision,
-        )
 
 
 # Never `x @ (kernel + a @ b)`: no weight of the kernel's size is made.

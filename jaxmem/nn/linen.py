@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 from jaxmem._deprecated import names_gone
 from jaxmem.nn._dense_linen import LoRADense as LoRADense
-from jaxmem.nn._dense_linen import SampledDense as SampledDense
-from jaxmem.nn._dense_linen import VeLoRADense as VeLoRADense
 from jaxmem.nn._layers_linen import BatchNorm as BatchNorm
 from jaxmem.nn._layers_linen import Conv as Conv
 from jaxmem.nn._layers_linen import Dense as Dense
@@ -35,6 +33,8 @@ from jaxmem.nn._layers_linen import RMSNorm as RMSNorm
 from jaxmem.nn._layers_linen import SelfAttention as SelfAttention
 from jaxmem.nn._memory_linen import ProductKeyMemory as ProductKeyMemory
 from jaxmem.nn._reversible_linen import Reversible as Reversible
+from jaxmem.nn._sampled_linen import SampledDense as SampledDense
+from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
 
 __all__ = [
     "BatchNorm",

@@ -9,8 +9,6 @@ no lean op serves runs Flax's own code and warns once.
 from typing import TYPE_CHECKING
 
 from jaxmem._deprecated import names_gone
-from jaxmem.nn._dense_nnx import SampledDense as SampledDense
-from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._layers_nnx import BatchNorm as BatchNorm
 from jaxmem.nn._layers_nnx import Conv as Conv
 from jaxmem.nn._layers_nnx import Dropout as Dropout
@@ -26,6 +24,9 @@ from jaxmem.nn._layers_nnx import RMSNorm as RMSNorm
 from jaxmem.nn._memory_nnx import ProductKeyMemory as ProductKeyMemory
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 from jaxmem.nn._reversible_nnx import Reversible as Reversible
+from jaxmem.nn._sampled_nnx import NormCache as NormCache
+from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
+from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
 
 __all__ = [
     "BatchNorm",
@@ -39,6 +40,7 @@ __all__ = [
     "MSLayerNorm",
     "MSRMSNorm",
     "MultiHeadAttention",
+    "NormCache",
     "ProductKeyMemory",
     "RMSNorm",
     "Reversible",

@@ -172,6 +172,7 @@ CALLS = [
     Call("sampled_dense", ops.sampled_dense, {"x": X, "kernel": KERNEL, "key": KEY}, {
         **PRODUCT, "key": (None, *RNG), "budget": (None, *SHARE, 0, 0.0),
         "method": (None, *WORD), "row_norms": ("x", {}, ones(3)),
+        "norm_cache": ("x", {}, ones(3), INTS), "sample_ids": ("x", {}, X, ones(3)),
     }, trace=True),
     Call("velora_dense", ops.velora_dense,
         {"x": X, "kernel": KERNEL, "projection": ones(2)}, {
@@ -180,6 +181,7 @@ CALLS = [
         }, trace=True),
     Call("velora_projection", ops.velora_projection, {"x": X, "groups": 2}, {
         "x": (*NOT_ARRAY, ones(())), "groups": (None, *COUNT, 3),
+        "method": (None, *WORD),
     }, trace=True),
     Call("embed", ops.embed, {"table": X, "ids": jnp.array([1])}, {
         "table": (*FLOATS, jnp.float32(1.0)),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from jaxmem._checks import (
     check_array,
@@ -32,6 +32,7 @@ from jaxmem.ops.sampled.gradient import (
     product,
     with_kernel_gradient,
 )
+from jaxmem.ops.sampled.norm_cache import check_norm_cache, noting, row_factors
 from jaxmem.ops.sampled.rows import CHOICES
 
 Method = Literal["wta", "crs", "uniform", "gaussian", "rademacher"]
@@ -48,6 +49,8 @@ def sampled_dense(
     budget: float = 0.3,
     method: Method = "wta",
     row_norms: Float[Array, "*batch"] | None = None,
+    norm_cache: Float[Array, "*samples"] | None = None,
+    sample_ids: Int[Array, " n"] | None = None,
     dtype: DTypeLike | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> Float[Array, "*batch f"]:
@@ -57,7 +60,7 @@ def sampled_dense(
     unbiased estimate: its mean over keys is the exact one. Rows are all batch axes
     together. Under a sharded `jit` rows are chosen among those of all devices, which
     moves them; inside `shard_map` each device chooses among its own: give each its own
-    key. Forward mode gives the estimate too.
+    key. Forward mode gives the estimate too, unless there is a `norm_cache`.
 
     Args:
       x: any batch axes.
@@ -71,6 +74,15 @@ def sampled_dense(
       row_norms: for "wta" and "crs", what the rows' norms are multiplied by: norms of
         the gradient of this output at an earlier step, say. Any positive numbers leave
         the estimate unbiased; a zero drops its row for good.
+      norm_cache: instead of these, for "wta" and "crs", an array of the norms that the
+        gradients of rows had in earlier steps, at first zeros: shape `(samples, ...)`,
+        that of x without its last axis, and with any number of samples. Its gradient is
+        its next value: of the samples in x it has the norms of this step. A tenth of
+        a row's probability is that without a cache, so that none is dropped; a sample
+        not seen yet counts as the mean of the others.
+      sample_ids: which samples of `norm_cache` are in x, such as their numbers in the
+        data set, one for each entry of its first axis; -1 for one that has no place
+        there. None: those of the same place in the batch of the step before.
       dtype: to compute in, as for `dense`.
       precision: of the product, as for `dense`.
 
@@ -79,13 +91,13 @@ def sampled_dense(
 
     Raises:
       ValueError: a budget outside (0, 1], an unknown method, shapes that do not fit,
-        `row_norms` for a method that has no use for them.
+        `row_norms` or `norm_cache` for a method that has no use for them, or both.
 
     Saves:
       For the kernel `ceil(budget * rows)` rows of d in `dtype`, and 4 bytes a row
       ("wta", "crs", "uniform") or 8 in all (projections, which in blocks round the
       number of rows up); with a frozen kernel nothing of x. For x the kernel, as
-      `dense`.
+      `dense`. Of `norm_cache` no copy.
 
     Error:
       In Frobenius norms about `|x| |dy| sqrt((1 - budget) / k)` for k rows kept where
@@ -106,24 +118,33 @@ def sampled_dense(
     budget = check_sampling(budget, method)
     check_key("sampled_dense: key", key)
     check_precision("sampled_dense: precision", precision)
-    _check_norms(x, row_norms, method)
+    _check_norms(x, row_norms, norm_cache, method)
+    check_norm_cache("sampled_dense", x, norm_cache, sample_ids)
     dtype = compute_dtype("sampled_dense", dtype, x, kernel, bias)
     rows = math.prod(x.shape[:-1])
     k = math.ceil(budget * rows - 1e-6)  # 0.3 * 10 rows are 3, in spite of rounding
     with jax.named_scope("jaxmem.sampled_dense"):
+        if norm_cache is not None:
+            row_norms = row_factors(x, norm_cache, sample_ids)
         if k >= rows:
-            return dense(x, kernel, bias, dtype=dtype, precision=precision)
-        if row_norms is not None:
-            row_norms = row_norms.reshape(rows)
-        x, kernel, seed, row_norms = vary_alike(x, kernel, seed_words(key), row_norms)
-        multiply = _multiply(method, k, precision)
-        return add_bias(multiply(x.astype(dtype), kernel, (seed, row_norms)), bias)
+            y = dense(x, kernel, bias, dtype=dtype, precision=precision)
+        else:
+            multiply = _multiply(method, k, precision)
+            y = add_bias(multiply(x.astype(dtype), kernel, key, row_norms), bias)
+        return y if norm_cache is None else noting(y, norm_cache, sample_ids)
 
 
 @functools.cache
 def _multiply(method: str, k: int, precision):
     keep, tangent = (_by_rows if method in CHOICES else _by_projection)(method, k)
-    return with_kernel_gradient(keep, tangent, precision)
+    product_of = with_kernel_gradient(keep, tangent, precision)
+
+    def multiply(x, kernel, key, norms):
+        norms = None if norms is None else norms.reshape(-1)
+        x, kernel, seed, norms = vary_alike(x, kernel, seed_words(key), norms)
+        return product_of(x, kernel, (seed, norms))
+
+    return multiply
 
 
 def _by_rows(method: str, k: int):
@@ -163,12 +184,21 @@ def check_sampling(budget: float, method: str) -> float:
     return check_float("budget", budget, above=0, at_most=1)
 
 
-def _check_norms(x, row_norms, method: str) -> None:
+def check_weighted(what: str, method: str) -> None:
+    """An error where a method does not draw rows by their norms."""
+    if method not in ("wta", "crs"):
+        raise ValueError(f"{what} for wta and crs, not {method!r}")
+
+
+def _check_norms(x, row_norms, norm_cache, method: str) -> None:
     op = "sampled_dense"
+    if norm_cache is not None:
+        check_weighted(f"{op}: a norm_cache is", method)
     if row_norms is None:
         return
     check_array(f"{op}: row_norms", row_norms, "floating")
-    if method not in ("wta", "crs"):
-        raise ValueError(f"{op}: row_norms are for wta and crs, not {method!r}")
+    check_weighted(f"{op}: row_norms are", method)
+    if norm_cache is not None:
+        raise ValueError(f"{op}: row_norms or norm_cache, not both")
     if row_norms.shape != x.shape[:-1]:
         raise ValueError(f"{op}: row_norms {row_norms.shape} for x {x.shape}")

@@ -22,8 +22,13 @@ def _uniform(seed, count: int):
     return (_bits(seed, count) >> np.uint32(8)).astype(jnp.float32) * 2.0**-24
 
 
+def row_sizes(rows):
+    """Norms, float32."""
+    return jnp.sqrt(jnp.sum(jnp.square(widen(rows)), -1)).astype(jnp.float32)
+
+
 def _probabilities(rows, factor):
-    size = jnp.sqrt(jnp.sum(jnp.square(widen(rows)), -1)).astype(jnp.float32)
+    size = row_sizes(rows)
     size = size if factor is None else size * factor.astype(jnp.float32)
     # The variance is least for p proportional to `|x_i| |dy_i|`; dy is unknown yet, but
     # for a factor of the caller's.

@@ -5,6 +5,7 @@ Source: Miles et al. (NeurIPS 2024), arXiv 2405.17991, section 3.
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxmem._checks import (
     check_array,
+    check_choice,
     check_float,
     check_int,
     check_precision,
@@ -51,7 +53,8 @@ def velora_dense(
       kernel: as of `flax.linen.Dense`.
       bias: or None.
       projection: the unit vector v; d / m groups, so m must divide d. From
-        `velora_projection`; no gradient is taken of it.
+        `velora_projection` of inputs that the layer trains on; no gradient is taken
+        of it.
       scale: of the kernel's gradient.
       dtype: to compute in, as for `dense`.
       precision: of the product, as for `dense`.
@@ -107,35 +110,69 @@ def _rank_one(scale: float, precision):
     return with_kernel_gradient(keep, tangent, precision)
 
 
-def velora_projection(x: Float[Array, "*batch d"], groups: int) -> Float[Array, " m"]:
-    """The vector for `velora_dense`: the mean of all sub-tokens, normalised.
+def velora_projection(
+    x: Float[Array, "*batch d"],
+    groups: int,
+    method: Literal["average", "svd"] = "average",
+) -> Float[Array, " m"]:
+    """The vector for `velora_dense`, from the sub-tokens of a first batch.
 
     Args:
       x: inputs of the layer, of a first batch.
       groups: parts of a token; must divide d.
+      method: "average" is the mean of all sub-tokens, normalised; "svd" their first
+        right singular vector, which loses the least of x.
 
     Returns:
-      A unit vector of d / groups, float32 or wider. Where the mean is zero, that with
-      all elements alike.
+      A unit vector of d / groups, float32 or wider. Where x has none (its mean is zero,
+      or it is not finite), that with all elements alike.
 
     Raises:
-      ValueError: `groups` does not divide d.
+      ValueError: `groups` does not divide d, or an unknown method.
 
     Saves:
       Nothing: no gradient is taken.
 
+    Cost:
+      "average": one pass over x. "svd": `2 rows d m` flops, and the eigenvectors of a
+      matrix of `(m, m)`.
+
     Source:
-      Miles et al., VeLoRA (NeurIPS 2024), section 3.
+      Miles et al., VeLoRA (NeurIPS 2024), arXiv 2405.17991, section 3.
     """
     check_array("velora_projection: x", x, "floating")
     groups = check_int("velora_projection: groups", groups, 1)
+    check_choice("velora_projection: method", method, (*DIRECTIONS,))
     size = x.shape[-1] if x.ndim else 0
     if size == 0:
         raise wrong_value("velora_projection: x", x, "an array with a last axis")
     if size % groups:
         raise ValueError(f"velora_projection: groups={groups} must divide {size}")
-    parts = widen(jax.lax.stop_gradient(x)).reshape(-1, size // groups)
-    mean = parts.mean(0)
-    norm = jnp.sqrt(jnp.sum(mean * mean))
-    alike = jnp.full_like(mean, mean.size**-0.5)
-    return jnp.where(norm > 0, mean / jnp.where(norm > 0, norm, 1.0), alike)
+    parts = jax.lax.stop_gradient(x).reshape(-1, size // groups)
+    with jax.named_scope("jaxmem.velora_projection"):
+        vector = DIRECTIONS[method](parts)
+        norm = jnp.sqrt(jnp.sum(vector * vector))
+        exists = (norm > 0) & jnp.isfinite(norm)
+        alike = jnp.full_like(vector, vector.size**-0.5)
+        return jnp.where(exists, vector / jnp.where(exists, norm, 1.0), alike)
+
+
+def _average(parts):
+    return widen(parts).mean(0)
+
+
+def _first_singular_vector(parts):
+    """An eigenvector of `parts' parts`, which is small; not zero if all parts are."""
+    wide = jnp.promote_types(parts.dtype, jnp.float32)
+    gram = jax.lax.dot_general(
+        *(parts, parts, (((0,), (0,)), ((), ()))),
+        precision="highest",
+        preferred_element_type=wide,
+    )
+    vector = jnp.linalg.eigh(gram)[1][:, -1]
+    # either sign is one: the same on every backend
+    vector = jnp.where(vector.sum() < 0, -vector, vector)
+    return jnp.where(jnp.trace(gram) > 0, vector, jnp.zeros_like(vector))
+
+
+DIRECTIONS = {"average": _average, "svd": _first_singular_vector}

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxmem import ops
+from jaxmem.nn import _velora
 from jaxmem.nn._constructor import check_sampled_dense, check_velora
 
 
@@ -27,6 +28,13 @@ def _parameters(module: nnx.Linear, out_sharding):
     return module.kernel[...], None if module.bias is None else module.bias[...]
 
 
+class NormCache(nnx.Variable):
+    """Norms of output gradients of a `SampledDense`; no parameter.
+
+    The gradient of it is its next value: take that, in place of an optimizer's update.
+    """
+
+
 class SampledDense(nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.sampled_dense`.
 
@@ -38,6 +46,12 @@ class SampledDense(nnx.Linear):
             "sampling" of `rngs` (else its default one) gives the keys.
         method: as for `jaxmem.ops.sampled_dense`; keyword-only.
         deterministic: True makes the layer a plain `Linear`; set by `model.eval()`.
+        norm_cache: a shape (samples, ...), that of the inputs without the last axis and
+            with any number of samples; or that number. Rows are then drawn by the norms
+            that the gradients of their outputs had in the last step with the same
+            sample, `sample_ids` of the call, or at the same place in the batch. The
+            norms are the `NormCache` of the attribute `norm_cache`: differentiate the
+            loss in it, too, and update the model with its gradient as the new value.
 
     Saves:
         `budget` of the rows of the input.
@@ -50,12 +64,15 @@ class SampledDense(nnx.Linear):
         budget: float = 0.3,
         method: str = "wta",
         deterministic: bool = False,
+        norm_cache: int | tuple[int, ...] | None = None,
         **kwargs: Any,
     ):
-        check_sampled_dense(budget, method)
+        check_sampled_dense(budget, method, norm_cache)
         super().__init__(*args, rngs=rngs, **kwargs)
         self.budget, self.method, self.deterministic = budget, method, deterministic
         self.rngs = rngs["sampling"].fork()
+        start = None if norm_cache is None else jnp.zeros(norm_cache, jnp.float32)
+        self.norm_cache = None if start is None else NormCache(start)
 
     def __call__(
         self,
@@ -64,6 +81,7 @@ class SampledDense(nnx.Linear):
         *,
         deterministic: bool | None = None,
         row_norms: jax.Array | None = None,
+        sample_ids: Int[Array, " samples"] | None = None,
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map; `deterministic` here goes before the attribute."""
         kernel, bias = _parameters(self, out_sharding)
@@ -71,50 +89,82 @@ class SampledDense(nnx.Linear):
         if self.deterministic if deterministic is None else deterministic:
             return ops.dense(inputs, kernel, bias, **options)
         options |= dict(budget=self.budget, method=self.method, row_norms=row_norms)
+        if self.norm_cache is not None:
+            options["norm_cache"] = self.norm_cache[...]
+        options["sample_ids"] = sample_ids
         return ops.sampled_dense(inputs, kernel, bias, key=self.rngs(), **options)
 
 
 class Projection(nnx.Variable):
-    """The fixed vector of a `VeLoRADense`; no parameter."""
+    """The vector of a `VeLoRADense`, zeros at first; no parameter."""
 
 
 class VeLoRADense(nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.velora_dense`.
 
-    The kernel's gradient is biased: it sees one direction of each sub-token. Call
-    `fit_projection` with the inputs of a first batch; before, that direction is the one
-    with all elements alike.
+    The kernel's gradient is biased: it sees one direction of each sub-token. That
+    vector is the variable `projection`, zeros until the first call that is not
+    `deterministic`, or `fit_projection`, takes it from its inputs. Where none is kept,
+    as in a pure function whose state is dropped, each batch has its own, which costs a
+    pass over the input.
 
     Args:
         groups: sub-tokens of a token; keyword-only. All others as in Flax.
         scale: of the kernel's gradient; keyword-only.
+        method: how the vector is found. "average": the mean sub-token of the first
+            batch, which then stays. "svd": in place of the mean the first right
+            singular vector. "ema": an exponential moving average of the means of
+            all batches, each normalised. Keyword-only.
+        decay: of "ema"; keyword-only.
+        deterministic: True leaves the vector as it is; set by `model.eval()`.
 
     Saves:
-        `groups` values a row of the input.
+        `groups` values a row of the input, and the vector.
+
+    Source:
+        Miles et al., VeLoRA (NeurIPS 2024), arXiv 2405.17991, section 3.
     """
 
-    def __init__(self, *args: Any, groups: int = 32, scale: float = 1.0, **kwargs: Any):
-        check_velora(groups, scale)
+    def __init__(
+        self,
+        *args: Any,
+        groups: int = 32,
+        scale: float = 1.0,
+        method: str = "average",
+        decay: float = 0.9,
+        deterministic: bool = False,
+        **kwargs: Any,
+    ):
+        check_velora(groups, scale, method, decay)
         super().__init__(*args, **kwargs)
         self.groups, self.scale = groups, scale
-        blank = jnp.zeros(self.in_features, jnp.float32)
-        self.projection = Projection(ops.velora_projection(blank, groups))
+        self.method, self.decay, self.deterministic = method, decay, deterministic
+        self.projection = Projection(_velora.unknown(self.in_features, groups))
 
     def fit_projection(self, inputs: Float[Array, "*batch d"]) -> None:
         """Takes the direction from inputs of the layer."""
-        vector = ops.velora_projection(inputs, self.groups)
-        self.projection[...] = vector.astype(jnp.float32)
+        self.projection[...] = _velora.found(inputs, self.groups, self.method)
 
     def __call__(
         self, inputs: Float[Array, "*batch d"], out_sharding: Any = None
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
         kernel, bias = _parameters(self, out_sharding)
+        found = _velora.direction(
+            self.projection[...],
+            inputs,
+            groups=self.groups,
+            method=self.method,
+            decay=self.decay,
+            trains=not self.deterministic,
+        )
+        if not self.deterministic:
+            self.projection[...] = found
         return ops.velora_dense(
             inputs,
             kernel,
             bias,
-            projection=self.projection[...],
+            projection=found,
             scale=self.scale,
             dtype=self.dtype,
             precision=self.precision,
