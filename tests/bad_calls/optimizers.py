@@ -87,6 +87,11 @@ CALLS = [
     Call("galore", optim.galore, {"learning_rate": 0.1}, {
         "learning_rate": RATE, **GALORE, "weight_decay": RATE, "mask": MASK,
     }),
+    Call("galore.paper", optim.galore.paper, {"learning_rate": 0.1}, {
+        **{name: GALORE[name] for name in ("rank", "gap", "scale", "projected")},
+        "learning_rate": RATE, "bits": BITS, "micro_batches": COUNT,
+        "weight_decay": RATE, "mask": MASK,
+    }),
     Call("scale_by_galore", optim.scale_by_galore, {}, GALORE),
     Call("scale_by_galore(full)", optim.scale_by_galore, {"projection": "full"},
         {"lazy": (True,)}),
