@@ -135,6 +135,11 @@ CALLS = [
     Call("clip_by_layer_norm", optim.clip_by_layer_norm, {"max_norm": 1.0}, {
         "max_norm": (None, *POSITIVE), "stacked": (3, 1.0, {"w": "x"}, {"w": None}),
     }),
+    Call("choose_codes", optim.choose_codes, {"gradients": [PARAMS] * 4}, {
+        "gradients": (None, 3, PARAMS, [], [PARAMS] * 3, [*[PARAMS] * 3, OTHER],
+            [{"w": ones(2, jnp.int32)}] * 4), "bits": (*BITS, 32),
+        "codes": (3, [], "float8", ["float8", "banana"], ["mxfp4"]),
+    }),
     Call("LowBit", optim.LowBit, {}, {
         "bits": (None, *BITS), "code": ("linear", "", 3), "block": (1, *COUNT),
         "least_size": (None, -1, 2.5, "4"), "stochastic": ("yes", 1, 0.5),

@@ -11,8 +11,8 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxmem.optim.accumulation.devices import AxisName
-from jaxmem.optim.low_bit import LowBit, scale_by_adam
-from jaxmem.optim.low_bit.low_bit import EIGHT, as_low_bit
+from jaxmem.optim.low_bit import scale_by_adam
+from jaxmem.optim.low_bit.low_bit import EIGHT, Bits, as_low_bit
 from jaxmem.optim.low_rank.galore import galore as with_options
 
 Options = ParamSpec("Options")
@@ -39,7 +39,7 @@ def paper(
     gap: int = 200,
     scale: ArrayLike = 0.25,
     *,
-    bits: int | LowBit = EIGHT,
+    bits: Bits = EIGHT,
     projected: Any = None,
     micro_batches: int = 1,
     axis_name: AxisName | None = None,
