@@ -35,9 +35,9 @@ def choose_codes(
     """The code with the smallest error for each leaf, measured on gradients.
 
     Adam runs 64 steps on the gradients, over and over, with moments in each code and in
-    float32. The error of a code is the mean, over the second half of the steps, of
+    float32. The error of a code is the mean, over the second half of the steps, of::
 
-        |update - update in float32| / |update in float32|
+      norm(update - update in float32) / norm(update in float32)
 
     Of a leaf with more than 2^18 elements some rows are measured, evenly spaced among
     those whose gradient is not zero. Where
