@@ -115,10 +115,7 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     ),
     # as its authors have it: the projection has the type of the gradients
     "GaLore, 8-bit, bfloat16 projector, bfloat16": (
-        low_rank(
-            optim.galore, inner=optim.scale_by_adam(bits=8),
-            projector_dtype="bfloat16",
-        ), BF16,
+        low_rank(optim.galore.paper), BF16
     ),
     "APOLLO": (low_rank(optim.apollo), F32),
     "APOLLO-Mini": (lambda _: optim.apollo_mini(1e-2, projected="layers"), F32),

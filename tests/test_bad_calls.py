@@ -103,6 +103,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 )
 # What the search and the benchmarks ask of an audit that is made already
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "audit_texts findings_of".split()
+# What `choose_codes` returns
+WITHOUT_ARGUMENTS_OF_ITS_OWN += "ChosenCodes LeafCode".split()
 # What `sweep` returns
 WITHOUT_ARGUMENTS_OF_ITS_OWN += "Sweep SweptStep".split()
 # What the command asks of `diff`

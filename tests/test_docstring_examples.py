@@ -26,12 +26,19 @@ def _cases():
         if inspect.ismodule(value) or id(value) in seen:
             continue
         seen.add(id(value))
-        methods = vars(value) if inspect.isclass(value) else {}
-        for inner in (value, *filter(inspect.isfunction, methods.values())):
+        for inner in (value, *filter(inspect.isfunction, _attributes(value))):
             if code := examples(inner):
                 marks = [pytest.mark.slow] if inner.__name__ in SLOW else []
                 where = name if inner is value else f"{name}.{inner.__name__}"
                 yield pytest.param("\n\n".join(code), id=where, marks=marks)
+
+
+def _attributes(value):
+    """Methods of a class; of a function others that go by its name, as `f.paper`."""
+    if inspect.isclass(value):
+        return [*vars(value).values()]
+    own = vars(value) if inspect.isfunction(value) else {}
+    return [x for name, x in own.items() if not name.startswith("__")]
 
 
 CASES = list(_cases())

@@ -63,7 +63,7 @@ ALLOWED = {
         *("_bits", "_module_path", "_progress", "auditing", "checking", "chips"),
         *("cost", "faults", "frameworks", "ir", "memory", "pages", "planning"),
     },
-    "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
+    "accumulate": {"_paths", "frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "frameworks", "memory", "pages"},
     "advising": {
         *("_bytes", "_module_path", "_progress", "accumulate", "chips", "frameworks"),

@@ -130,6 +130,19 @@ def test_public_names_have_an_entry_in_the_api():
     assert exported.undescribed() == []
 
 
+def test_what_goes_by_the_name_of_a_function_has_an_entry_too():
+    """As `galore.paper`."""
+    found = {
+        f"{name}.{part}"
+        for name, value in exported.exported()
+        for part in (vars(value) if isinstance(value, types.FunctionType) else ())
+        if not part.startswith("_")
+    }
+    assert "jaxmem.optim.galore.paper" in found
+    assert found <= set(exported.entries())
+    assert all(exported.find(name).__doc__ for name in found)
+
+
 def test_an_entry_of_the_api_stands_once_under_the_name_that_is_typed():
     entries = exported.entries()
     assert len(set(entries)) == len(entries)

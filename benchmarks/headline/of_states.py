@@ -32,15 +32,12 @@ def slowest_adama() -> Measured:
 
 SMALLEST = "GaLore, 8-bit, int8 projector, reverse_std, bfloat16"
 THEIRS = "GaLore, 8-bit, bfloat16 projector, bfloat16"
-OPTIONS = {
-    SMALLEST: 'projector_dtype="int8", projection="reverse_std"',
-    THEIRS: 'projector_dtype="bfloat16"',
+# the call that a scheme of the ledger is
+CALLS = {
+    SMALLEST: '`galore(inner=scale_by_adam(bits=8), projector_dtype="int8", '
+    'projection="reverse_std")`',
+    THEIRS: "`galore.paper()`",
 }
-
-
-def galore(how: str) -> str:
-    """The call that a scheme of the ledger is."""
-    return f"`galore(inner=scale_by_adam(bits=8), {OPTIONS[how]})`"
 
 
 def galore_state(how: str, column: str, adam: float) -> Callable[[], Measured]:
@@ -89,7 +86,7 @@ STATES: tuple[Claim, ...] = (
     Claim(
         *("GaLore", GALORE, "8 bits: the optimizer's state"),
         *("%", 100, 17.5),
-        f"Llama-7B: bytes a parameter of {galore(SMALLEST)}",
+        f"Llama-7B: bytes a parameter of {CALLS[SMALLEST]}",
         "Adam's two moments in bfloat16 are the plain side. A projector in 8 bits on "
         "the longer side of a matrix is not the paper's rule: see the next row.",
         galore_state(SMALLEST, "moments", 4.0),
@@ -97,7 +94,7 @@ STATES: tuple[Claim, ...] = (
     Claim(
         *("GaLore", GALORE, "8 bits: the optimizer's state, by the paper's rule"),
         *("%", 100, 17.5),
-        f"Llama-7B: bytes a parameter of {galore(THEIRS)}",
+        f"Llama-7B: bytes a parameter of {CALLS[THEIRS]}",
         "The projector is of the type of the gradients, on the shorter side.",
         galore_state(THEIRS, "moments", 4.0),
     ),
@@ -105,14 +102,14 @@ STATES: tuple[Claim, ...] = (
         *("GaLore", GALORE, "8 bits: the whole of training"),
         *("%", 100, 36.7),
         "Llama-7B: weights, gradients and state of one micro-batch with "
-        f"{galore(SMALLEST)}, B/param",
+        f"{CALLS[SMALLEST]}, B/param",
         "Without activations; the plain side is AdamW in bfloat16: 2 + 2 + 4.",
         galore_state(SMALLEST, "device, 1 micro-batch", 8.0),
     ),
     Claim(
         *("GaLore", GALORE, "8 bits: the whole of training, by the paper's rule"),
         *("%", 100, 36.7),
-        f"the same with {galore(THEIRS)}",
+        f"the same with {CALLS[THEIRS]}",
         "",
         galore_state(THEIRS, "device, 1 micro-batch", 8.0),
     ),

@@ -16,6 +16,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem.accumulate._options import StepOptions
+from jaxmem.accumulate._tables import (
+    RowTables,
+    check_takes_rows,
+    gradient_of,
+    rows_of,
+    telling_of_rows,
+)
 from jaxmem.accumulate._trees import any_of, choose, mean
 from jaxmem.memory import format_bytes
 from jaxmem.optim.accumulation import (
@@ -42,15 +49,17 @@ class Accumulator(NamedTuple):
     # state, and it takes no weight and no mask.
 
     init: Any  # the carry before the first micro-batch
-    # `(carry, grads, share, keep) -> carry`; a share of None is 1/n, a keep of None is
-    # True
+    # `(carry, grads, share, keep) -> (carry, rows)`; a share of None is 1/n, a keep of
+    # None is True. The loop stacks `rows`, which only tables have
     update: Callable
-    # `(carry, updated) -> (updates, opt_state)`; `opt_state` is the one before if the
-    # scalar `updated`, where None is True, is False
+    # `(carry, rows, updated) -> (updates, opt_state)`; `opt_state` is the one before if
+    # the scalar `updated`, where None is True, is False
     finalize: Callable
 
 
-def accumulator_for(tx, params, opt_state, options: StepOptions) -> Accumulator:
+def accumulator_for(
+    tx, params, opt_state, options: StepOptions, tables: RowTables | None = None
+) -> Accumulator:
     """Accumulates in the optimizer's state if the optimizer can, else in a sum."""
     # One micro-batch on one device is a plain update: there is nothing to add up.
     in_state = accumulates(opt_state)
@@ -60,14 +69,26 @@ def accumulator_for(tx, params, opt_state, options: StepOptions) -> Accumulator:
             "AdamA has no accumulator; its moments have the dtypes mu_dtype and "
             "nu_dtype"
         )
+    if tables is not None:
+        check_takes_rows(in_state, options.tables)
+        return _in_rows(tx, tables, opt_state, options)
     if in_state and options.axis_name:
         return _in_per_device_state(tx, params, opt_state, options)
     if options.n == 1 and not options.axis_name:
         extra = {"micro_batches": 1} if in_state else {}
         finalize = functools.partial(_update, tx, params, opt_state, **extra)
-        return Accumulator(None, lambda _, grads, share, keep: grads, finalize)
+        return _without_rows(None, lambda _, grads, share, keep: grads, finalize)
     make = _in_state if in_state else _in_sum
     return make(tx, params, opt_state, options)
+
+
+def _without_rows(init, update: Callable, finalize: Callable) -> Accumulator:
+    """One whose loop stacks nothing."""
+    return Accumulator(
+        init,
+        lambda *args: (update(*args), None),
+        lambda carry, rows, updated: finalize(carry, updated),
+    )
 
 
 def _update(tx, params, opt_state, grads, updated, **extra):
@@ -87,7 +108,7 @@ def _in_state(tx, params, opt_state, options: StepOptions) -> Accumulator:
         updates, new_state = apply_step(tx, state, params)
         return updates, choose(updated, new_state, state)
 
-    return Accumulator(opt_state, update, finalize)
+    return _without_rows(opt_state, update, finalize)
 
 
 def _in_per_device_state(tx, params, opt_state, options: StepOptions) -> Accumulator:
@@ -127,7 +148,7 @@ def _in_per_device_state(tx, params, opt_state, options: StepOptions) -> Accumul
             return apply(state)
         return jax.lax.cond(updated, apply, skip, state)
 
-    return Accumulator(init, update, finalize)
+    return _without_rows(init, update, finalize)
 
 
 def _check_multi_steps(opt_state, axes) -> None:
@@ -168,17 +189,45 @@ def _check_same_on_devices(tx, params, state, options: StepOptions) -> None:
 
 
 def _in_sum(tx, params, opt_state, options: StepOptions) -> Accumulator:
+    def finalize(total, updated):
+        grads = _mean_gradient(total, params, options)
+        return _update(tx, params, opt_state, grads, updated)
+
+    init = _zeros(params, options)
+    add = functools.partial(_add, options.n)
+    return _without_rows(init, add, finalize)
+
+
+def _in_rows(tx, tables: RowTables, opt_state, options: StepOptions) -> Accumulator:
+    """Gradients of tables as rows of all micro-batches, those of others in a sum."""
+    n, axes = options.n, options.axis_name
+    of_tables, others = tables.apart(tables.params)
+    alone = n == 1 and not axes
+
+    def update(total, grads, share, keep):
+        found, rest = tables.apart(grads)
+        scale = lambda g: _scaled(n, g, share)
+        rows = [rows_of(g, options.accumulator_dtype, scale, keep) for g in found]
+        return rest if alone else _add(n, total, rest, share, keep), rows
+
+    def finalize(total, rows, updated):
+        rest = total if alone else _mean_gradient(total, others, options)
+        found = [gradient_of(x, p, axes) for x, p in zip(rows, of_tables, strict=True)]
+        grads = tables.together(found, rest)
+        with telling_of_rows():
+            return _update(tx, tables.params, opt_state, grads, updated)
+
+    return Accumulator(None if alone else _zeros(others, options), update, finalize)
+
+
+def _zeros(params, options: StepOptions) -> Any:
+    """An accumulator of the gradients of these parameters."""
+
     def zeros(p):
         dtype = options.accumulator_dtype
         return jnp.zeros_like(
             p, dtype=accumulation_dtype(p) if dtype is None else dtype
         )
-
-    def finalize(total, updated):
-        total = mean(total, options.axis_name)
-        # the dtypes that jax.grad gives, which the optimizer's state is made for
-        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), total, params)
-        return _update(tx, params, opt_state, grads, updated)
 
     init = per_device(jax.tree.map(zeros, params), options.axis_name)
     if options.n > 1:  # else there is no loop that would carry them
@@ -187,18 +236,27 @@ def _in_sum(tx, params, opt_state, options: StepOptions) -> Accumulator:
             f"gradients of n={options.n} micro-batches are summed in an accumulator of "
             f"{tree_bytes(init)}, which jaxmem.optim.adama does without"
         )
-    return Accumulator(init, functools.partial(_add, options.n), finalize)
+    return init
+
+
+def _mean_gradient(total, params, options: StepOptions) -> Any:
+    total = mean(total, options.axis_name)
+    # the dtypes that jax.grad gives, which the optimizer's state is made for
+    return jax.tree.map(lambda g, p: g.astype(p.dtype), total, params)
 
 
 def _add(n: int, total, grads, share, keep):
     """The products are in float32 or wider, and rounded once to the sum's dtype."""
 
     def add(t, g):
-        g = g.astype(accumulation_dtype(g))
-        term = g / n if share is None else g * share.astype(g.dtype)
+        term = _scaled(n, g.astype(accumulation_dtype(g)), share)
         return t + term.astype(t.dtype)
 
     return choose(keep, jax.tree.map(add, total, grads), total)
+
+
+def _scaled(n: int, g, share):
+    return g / n if share is None else g * share.astype(g.dtype)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ def microbatch(
     skip_nonfinite: bool | str = False,
     accumulator_dtype: Any = None,
     clip: str | None = None,
+    tables: Any = None,
     axis_name: str | tuple[str, ...] | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     donate: bool = True,
@@ -73,6 +74,14 @@ def microbatch(
       clip: None, or "two_pass" for a `tx` with `optax.clip_by_global_norm` before
         AdamA: see `jaxmem.schedule`. With AdamA each micro-batch's gradient is clipped,
         with any other optimizer their mean.
+      tables: which parameters are tables, as for `jaxmem.optim.value_and_row_grad`: a
+        pattern of paths such as "embed/table", a function of (path, leaf), several of
+        these, or a tree of bools. Their gradients are the ids and rows of all
+        micro-batches, 4 bytes an id and a row of the accumulator's dtype, where an
+        accumulator would be as large as the table. `tx` takes them: a rule for rows,
+        `jaxmem.optim.rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd`, and none
+        that accumulates in its own state. With `axis_name` the rows of all devices are
+        gathered once.
       axis_name: mesh axis, or axes, of a `jax.shard_map` (or `vmap`) around the step,
         over whose M devices the micro-batches are spread: see below.
       mesh: with `axis_name`, for a step under `jax.jit` alone: it maps itself over
@@ -187,6 +196,7 @@ def microbatch(
         skip_nonfinite=skip_nonfinite,
         accumulator_dtype=accumulator_dtype,
         clip=clip,
+        tables=tables,
         axis_name=axis_name,
         mesh=mesh,
         donate=donate,

@@ -18,6 +18,7 @@ from jaxmem.accumulate._accumulators import Accumulator, accumulator_for, naming
 from jaxmem.accumulate._mapped import mapped
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import put_together, take_apart
+from jaxmem.accumulate._tables import tables_in
 from jaxmem.accumulate._trees import (
     Axes,
     all_finite,
@@ -52,6 +53,7 @@ class MicroBatchResult(NamedTuple):
     loss: Any
     aux: dict[str, Any]
     keep: Any
+    rows: Any  # of the gradients of tables
 
 
 def run_mini_batch(
@@ -96,17 +98,28 @@ def _run(
     def loss(trained, overwritten, *others):
         return loss_fn(put_together(trained, overwritten, params), *others)
 
-    accumulator = accumulator_for(tx, trained, opt_state, options)
+    tables = tables_in(trained, options.tables)
+    accumulator = accumulator_for(tx, trained, opt_state, options, tables)
+    differentiated = _gradient(loss) if tables is None else tables.gradient(loss)
     # The gradient at replicated parameters would be reduced in every micro-batch.
     local = per_device(trained, axes)
     states = per_device((model_state, overwritten), axes)
-    body = _body(loss, accumulator, options, local)
+    body = _body(differentiated, accumulator, options, local)
     carry = accumulator.init, states
     (carry, states), results = _scan(body, carry, (batches, keys, shares), n)
     updated = any_of(results.keep, axes)
-    with jax.named_scope("jaxmem.update"), naming_axis(axes):
-        updates, opt_state = accumulator.finalize(carry, updated)
+
+    def finished(updated):
+        updates, new_state = accumulator.finalize(carry, results.rows, updated)
         new = choose(updated, optax.apply_updates(trained, updates), trained)
+        return new, new_state
+
+    with jax.named_scope("jaxmem.update"), naming_axis(axes):
+        if tables is None or updated is None:
+            new, opt_state = finished(updated)
+        else:  # a choice between two tables would need both of them
+            same = lambda: (trained, opt_state)
+            new, opt_state = jax.lax.cond(updated, lambda: finished(None), same)
     model_state = replicated(states[0], model_state, updated, axes)
     overwritten = replicated(states[1], overwritten, updated, axes, jax.lax.pmax)
     new_params = put_together(new, overwritten, params)
@@ -141,11 +154,13 @@ def _scan(body: Callable, carry, items, n: int):
     return carry, jax.tree.map(lambda x: x[None], result)
 
 
-def _body(
-    loss_fn: Callable, accumulator: Accumulator, options: StepOptions, params
-) -> Callable:
-    gradient = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
+def _gradient(loss_fn: Callable) -> Callable:
+    return jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
 
+
+def _body(
+    gradient: Callable, accumulator: Accumulator, options: StepOptions, params
+) -> Callable:
     def body(carry, item):
         accumulated, (model_state, overwritten) = carry
         batch, key, share = item
@@ -153,9 +168,9 @@ def _body(
         loss, (new_model_state, aux) = out
         keep = _keep(options.skip_nonfinite, loss, (grads, written), share)
         with jax.named_scope("jaxmem.accumulate"), naming_axis(options.axis_name):
-            accumulated = accumulator.update(accumulated, grads, share, keep)
+            accumulated, rows = accumulator.update(accumulated, grads, share, keep)
         states = choose(keep, (new_model_state, written), (model_state, overwritten))
-        return (accumulated, states), MicroBatchResult(loss, aux, keep)
+        return (accumulated, states), MicroBatchResult(loss, aux, keep, rows)
 
     return body
 

@@ -16,6 +16,7 @@ from jaxmem._checks import (
     check_int,
     wrong_type,
 )
+from jaxmem.accumulate._tables import check_tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class StepOptions:
     skip_nonfinite: str | None = None
     accumulator_dtype: Any = None
     clip: str | None = None
+    tables: Any = None
     axis_name: tuple[str, ...] = ()
     donate: bool = True
     mesh: Mesh | AbstractMesh | None = None  # to map the step over `axis_name`
@@ -51,6 +53,7 @@ def check_options(
     _check_functions(checked)
     if checked.accumulator_dtype is not None:
         check_dtype("accumulator_dtype", checked.accumulator_dtype, "inexact")
+    check_tables(checked.tables)
     _check_mesh(checked)
     check_choice("clip", checked.clip, (None, "two_pass"))
     for name in ("has_aux", "has_model_state", "donate"):

@@ -198,7 +198,7 @@ def _own_slots(eqn: JaxprEqn) -> int:
         return 1
     if not primitives.is_scatter_add(eqn):
         return 0
-    return jaxprs.elements(eqn.invars[1].aval.shape)
+    return jaxprs.elements(eqn.invars[1].aval.shape[:-1])
 
 
 def _is_zero(eqn: JaxprEqn, v: Var, zeros: set[Any]) -> bool:
@@ -218,6 +218,8 @@ def _part(values: Values, i: int, count: int) -> tuple[Any, Any]:
         return jnp.clip(start, 0, count - 1).astype(jnp.int32)[None], rows
     ids, rows = (values.read(v) for v in eqn.invars[1:])
     ids = jnp.asarray(ids)[..., 0]
+    if _are_slices(eqn):
+        rows = jnp.squeeze(rows, axis=ids.ndim)
     # in other modes an id outside of the table adds to no row
     if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
         ids = jnp.clip(ids, 0, count - 1)
@@ -233,6 +235,8 @@ def adds_rows(eqn: JaxprEqn) -> bool:
         return _writes_row(eqn)
     if not primitives.is_scatter_add(eqn):
         return False
+    if _are_slices(eqn):
+        return True
     table, ids, rows = (v.aval for v in eqn.invars)
     numbers = eqn.params["dimension_numbers"]
     batch = rows.ndim - (table.ndim - 1)
@@ -243,6 +247,26 @@ def adds_rows(eqn: JaxprEqn) -> bool:
         and numbers.update_window_dims == tuple(range(batch, rows.ndim))
         and rows.shape[batch:] == table.shape[1:]
         and ids.shape == (*rows.shape[:batch], 1)
+    )
+
+
+def _are_slices(eqn: JaxprEqn) -> bool:
+    """Whether each start names a slice of one row, as of `table[i]` under `vmap`.
+
+    Starts along the other axes, which a slice has whole, are clamped to zero.
+    """
+    table, starts, rows = (v.aval for v in eqn.invars)
+    numbers = eqn.params["dimension_numbers"]
+    batch = rows.ndim - table.ndim
+    return (
+        table.ndim > 0
+        and eqn.params["mode"] == lax.GatherScatterMode.CLIP
+        and not numbers.operand_batching_dims
+        and numbers.inserted_window_dims == ()
+        and numbers.scatter_dims_to_operand_dims == tuple(range(table.ndim))
+        and numbers.update_window_dims == tuple(range(batch, rows.ndim))
+        and rows.shape[batch:] == (1, *table.shape[1:])
+        and starts.shape == (*rows.shape[:batch], table.ndim)
     )
 
 

@@ -6,9 +6,9 @@
   mini-batch for a scan over micro-batches; `start_step` comes before them if each
   device of a `shard_map` has micro-batches of its own. `jaxmem.optim.accumulation` has
   the interface for other optimizers that accumulate gradients in their own state.
-- Low-bit moments: `adam`, `adamw`, `adama`, `lion` with `bits=8` or 4. Weights in
-  bfloat16: `stochastic_rounding`, `kahan_summation`, `split_master` around any
-  transformation.
+- Low-bit moments: `adam`, `adamw`, `adama`, `lion` with `bits=8` or 4, or with the
+  codes that `choose_codes` measures for each leaf. Weights in bfloat16:
+  `stochastic_rounding`, `kahan_summation`, `split_master` around any transformation.
 - Low-rank moments: `galore`, `apollo`, `apollo_mini`, `fira`.
 - Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
 - Orthogonalised momentum: `muon`. Preconditioned by matrices: `soap`, `shampoo`. An
@@ -56,11 +56,14 @@ from jaxmem.optim.factored import sm3 as sm3
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
+from jaxmem.optim.low_bit import ChosenCodes as ChosenCodes
+from jaxmem.optim.low_bit import LeafCode as LeafCode
 from jaxmem.optim.low_bit import LionState as LionState
 from jaxmem.optim.low_bit import LowBit as LowBit
 from jaxmem.optim.low_bit import MomentCodes as MomentCodes
 from jaxmem.optim.low_bit import adam as adam
 from jaxmem.optim.low_bit import adamw as adamw
+from jaxmem.optim.low_bit import choose_codes as choose_codes
 from jaxmem.optim.low_bit import kahan_summation as kahan_summation
 from jaxmem.optim.low_bit import lion as lion
 from jaxmem.optim.low_bit import scale_by_adam as scale_by_adam
@@ -112,6 +115,7 @@ __all__ = [
     "apollo_mini",
     "apply_step",
     "came",
+    "choose_codes",
     "clip_by_layer_norm",
     "fira",
     "galore",

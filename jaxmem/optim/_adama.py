@@ -35,7 +35,7 @@ from jaxmem.optim.accumulation.transformation import (
 )
 from jaxmem.optim.low_bit import adama as in_codes
 from jaxmem.optim.low_bit.adama import low_bit_of
-from jaxmem.optim.low_bit.low_bit import LowBit, zeros
+from jaxmem.optim.low_bit.low_bit import Bits, zeros
 from jaxmem.optim.low_bit.moments import check_moments, is_leaf
 
 
@@ -52,7 +52,7 @@ def scale_by_adama(
     v_scale: VScale = "paper",
     nesterov: bool = False,
     axis_name: AxisName | None = None,
-    bits: int | LowBit | None = None,
+    bits: Bits | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales updates by AdamA: Adam without a gradient accumulator.
 
@@ -216,7 +216,7 @@ def adama(
     v_scale: VScale = "paper",
     nesterov: bool = False,
     axis_name: AxisName | None = None,
-    bits: int | LowBit | None = None,
+    bits: Bits | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamA with a learning rate and decoupled weight decay.
 

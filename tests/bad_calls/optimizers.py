@@ -87,6 +87,11 @@ CALLS = [
     Call("galore", optim.galore, {"learning_rate": 0.1}, {
         "learning_rate": RATE, **GALORE, "weight_decay": RATE, "mask": MASK,
     }),
+    Call("galore.paper", optim.galore.paper, {"learning_rate": 0.1}, {
+        **{name: GALORE[name] for name in ("rank", "gap", "scale", "projected")},
+        "learning_rate": RATE, "bits": BITS, "micro_batches": COUNT,
+        "weight_decay": RATE, "mask": MASK,
+    }),
     Call("scale_by_galore", optim.scale_by_galore, {}, GALORE),
     Call("scale_by_galore(full)", optim.scale_by_galore, {"projection": "full"},
         {"lazy": (True,)}),
@@ -129,6 +134,11 @@ CALLS = [
         {"part": "weights"}, {"part": (None, *WORD)}),
     Call("clip_by_layer_norm", optim.clip_by_layer_norm, {"max_norm": 1.0}, {
         "max_norm": (None, *POSITIVE), "stacked": (3, 1.0, {"w": "x"}, {"w": None}),
+    }),
+    Call("choose_codes", optim.choose_codes, {"gradients": [PARAMS] * 4}, {
+        "gradients": (None, 3, PARAMS, [], [PARAMS] * 3, [*[PARAMS] * 3, OTHER],
+            [{"w": ones(2, jnp.int32)}] * 4), "bits": (*BITS, 32),
+        "codes": (3, [], "float8", ["float8", "banana"], ["mxfp4"]),
     }),
     Call("LowBit", optim.LowBit, {}, {
         "bits": (None, *BITS), "code": ("linear", "", 3), "block": (1, *COUNT),

@@ -72,6 +72,7 @@ CALLS = [
         "weight_fn": FUNCTION_OR_NONE, "remat": (None, 3, "all", []),
         "skip_nonfinite": (None, 3, *WORD[:2], ["loss"]), "accumulator_dtype": DTYPE,
         "clip": WORD, "axis_name": (3, (), "", ["x", 1]), "donate": FLAG,
+        "tables": (3, ["w", 3], {"w": 1}),
     }),
     Call("microbatch step", micro, {}, {
         "params": (STATE, None, 3, {"w": "x"}), "opt_state": (PARAMS, None, 3),

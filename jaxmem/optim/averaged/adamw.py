@@ -12,7 +12,7 @@ from jaxmem._checks import check_int, shown
 from jaxmem.optim._adama_arguments import check_rate
 from jaxmem.optim.averaged.schedule_free import schedule_free
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit
+from jaxmem.optim.low_bit.low_bit import Bits, as_low_bit
 from jaxmem.optim.low_bit.one_moment import one_moment
 
 
@@ -38,7 +38,7 @@ def schedule_free_adamw(
     weight_lr_power: ArrayLike = 2.0,
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     *,
-    bits: int | LowBit = 32,
+    bits: Bits = 32,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.contrib.schedule_free_adamw`, with its state in float32, 8 or 4 bits.
 

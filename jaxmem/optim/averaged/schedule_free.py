@@ -20,7 +20,7 @@ from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.steps import as_transformation
 from jaxmem.optim.factored.arguments import number
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit, zeros
+from jaxmem.optim.low_bit.low_bit import Bits, as_low_bit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
 
 
@@ -50,7 +50,7 @@ def schedule_free(
     b1: ArrayLike = 0.9,
     weight_lr_power: ArrayLike = 2.0,
     *,
-    bits: int | LowBit = 32,
+    bits: Bits = 32,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.contrib.schedule_free`, with its state in float32, 8 or 4 bits.
 

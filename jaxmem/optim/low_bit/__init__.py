@@ -4,6 +4,9 @@ from jaxmem.optim.low_bit.adam import LowBitAdamState as LowBitAdamState
 from jaxmem.optim.low_bit.adam import adam as adam
 from jaxmem.optim.low_bit.adam import adamw as adamw
 from jaxmem.optim.low_bit.adam import scale_by_adam as scale_by_adam
+from jaxmem.optim.low_bit.choosing import choose_codes as choose_codes
+from jaxmem.optim.low_bit.chosen import ChosenCodes as ChosenCodes
+from jaxmem.optim.low_bit.chosen import LeafCode as LeafCode
 from jaxmem.optim.low_bit.codes import MomentCodes as MomentCodes
 from jaxmem.optim.low_bit.kahan import KahanState as KahanState
 from jaxmem.optim.low_bit.kahan import kahan_summation as kahan_summation

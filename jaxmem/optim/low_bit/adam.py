@@ -13,7 +13,7 @@ from jaxtyping import Array, Int32, PyTree
 from jaxmem._checks import check_bool, shown
 from jaxmem.optim._adama_arguments import check_decays, check_mask, check_rate
 from jaxmem.optim._by_keys import held_by_keys
-from jaxmem.optim.low_bit.low_bit import EIGHT, LowBit, as_low_bit, zeros
+from jaxmem.optim.low_bit.low_bit import EIGHT, Bits, as_low_bit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
 
 
@@ -37,7 +37,7 @@ def scale_by_adam(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
     *,
-    bits: int | LowBit = EIGHT,
+    bits: Bits = EIGHT,
     on_host: bool = False,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
@@ -74,7 +74,7 @@ def scale_by_adam(
       b2: decay of the second moment, in [0, 1).
       eps: added to the denominator outside the square root.
       eps_root: added inside the square root.
-      bits: 8, 4, 32 (moments in float32), or a `LowBit`.
+      bits: 8, 4, 32 (moments in float32), a `LowBit`, or what `choose_codes` returns.
       on_host: keep the moments in the host's memory, as `LowBit(on_host=True)`.
       nesterov: Nesterov momentum, as in `optax.scale_by_adam`: in place of m / (1 -
         b1^t) there is b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t).
@@ -140,7 +140,7 @@ def adam(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
     *,
-    bits: int | LowBit = EIGHT,
+    bits: Bits = EIGHT,
     on_host: bool = False,
     nesterov: bool = False,
 ) -> optax.GradientTransformation:
@@ -180,7 +180,7 @@ def adamw(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     *,
-    bits: int | LowBit = EIGHT,
+    bits: Bits = EIGHT,
     on_host: bool = False,
     nesterov: bool = False,
 ) -> optax.GradientTransformationExtraArgs:

@@ -18,11 +18,11 @@ from jaxtyping import PyTree
 from jaxmem._checks import shown
 from jaxmem.optim import _adama_rule
 from jaxmem.optim._adama_rule import AdamARule, AdamAState
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit
+from jaxmem.optim.low_bit.low_bit import Bits, LowBit, as_low_bit
 from jaxmem.optim.low_bit.moments import accumulated, applied, map_moments, moved
 
 
-def low_bit_of(bits: int | LowBit, rule: AdamARule, dtypes: tuple) -> LowBit:
+def low_bit_of(bits: Bits, rule: AdamARule, dtypes: tuple) -> LowBit:
     """The options of an AdamA with `bits`; ValueError for what excludes them."""
     how = as_low_bit(bits, stochastic=True)
     if rule.axis_name and how.on_host:
@@ -64,12 +64,10 @@ def apply(
         return _apply_reduced(how, rule, grads, state)
 
     def leaf(path, g, m, v):
-        del path
-
         def one(g, m, v):
             return _adama_rule.apply(rule, g, state._replace(mu=m, nu=v))[0]
 
-        return applied(how, one, g, m, v), None, None
+        return applied(how, one, path, g, m, v), None, None
 
     updates, _, _ = map_moments(leaf, grads, state.mu, state.nu)
     return updates, _counted(rule, state)._replace(mu=state.mu, nu=state.nu)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem.optim.factored.arguments import decay, decayed_rate
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit
+from jaxmem.optim.low_bit.low_bit import Bits, as_low_bit
 from jaxmem.optim.low_bit.one_moment import one_moment
 
 
@@ -26,7 +26,7 @@ class LionState(NamedTuple):
 
 
 def scale_by_lion(
-    b1: ArrayLike = 0.9, b2: ArrayLike = 0.99, *, bits: int | LowBit = 32
+    b1: ArrayLike = 0.9, b2: ArrayLike = 0.99, *, bits: Bits = 32
 ) -> optax.GradientTransformation:
     """Rescales updates by Lion, with its momentum in float32, 8 or 4 bits.
 
@@ -86,7 +86,7 @@ def lion(
     weight_decay: optax.ScalarOrSchedule = 1e-3,
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     *,
-    bits: int | LowBit = 32,
+    bits: Bits = 32,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.lion` with its momentum in float32, 8 or 4 bits.
 

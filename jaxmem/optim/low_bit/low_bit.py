@@ -3,6 +3,7 @@
 import functools
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxmem._checks import check_bool, check_int, shown, wrong_value
 from jaxmem.ir.host_memory import check_host_memory
 from jaxmem.ir.row_chunks import chunks_of
 from jaxmem.optim._memory_space import to_host
+from jaxmem.optim.low_bit.chosen import FLOAT32, ChosenCodes, by_path, code_of
 from jaxmem.optim.low_bit.codes import FORMATS, Format, shapes
 
 _LEAST_BLOCK = 16
@@ -42,7 +44,8 @@ class LowBit:
         `float8_e4m3fn` and a float32 scale for each matrix (the last two axes), whose
         largest value is found first: leaves are updated as a whole, without a loop
         over rows, and stacked vectors share one scale. What the codes lose:
-        `docs/optimizers/low_bit.md`.
+        `docs/optimizers/low_bit.md`. A mapping from the path of each leaf to its code,
+        or "float32": a `ChosenCodes` of `choose_codes`, which measures them, or a dict.
       block: values that share a scale, along the last axis. A leaf whose last axis it
         does not divide keeps moments in float32. By default as above, or that halved
         down to 16 until it divides the leaf's last axis.
@@ -66,7 +69,7 @@ class LowBit:
     """
 
     bits: int = 8
-    code: str | None = None
+    code: str | Mapping[str, str] | None = None
     block: int | None = None
     least_size: int = 4096
     stochastic: bool | None = None
@@ -79,9 +82,7 @@ class LowBit:
         if bits not in (4, 8, 32):
             raise wrong_value("bits", bits, "4, 8 or 32")
         codes = [code for b, code in FORMATS if b == bits]
-        if self.code is not None and self.code not in codes:
-            allowed = " or ".join(map(repr, codes)) or "None"
-            raise wrong_value("code", self.code, f"with bits={bits} {allowed}")
+        self._check_code(bits, codes)
         if self.block is not None:
             block = check_int("block", self.block, 2)
             if bits == 4 and block % 2:
@@ -93,6 +94,29 @@ class LowBit:
         if self.stochastic is not None:
             check_bool("stochastic", self.stochastic)
 
+    def _check_code(self, bits: int, codes: list[str]) -> None:
+        if self.code == "auto":
+            raise wrong_value(
+                *("code", self.code),
+                "is measured on gradients, and none are here: give it what "
+                "jaxmem.optim.choose_codes(gradients) returns",
+            )
+        if bits != 32 and isinstance(self.code, Mapping):
+            # what is hashable, as the other options
+            object.__setattr__(self, "code", by_path(self.code, bits, codes))
+        elif self.code is not None and self.code not in codes:
+            allowed = " or ".join(map(repr, codes)) or "None"
+            raise wrong_value("code", self.code, f"with bits={bits} {allowed}")
+
+    def at(self, path: Any) -> "LowBit":
+        """The options of one leaf; ValueError for a leaf without a code."""
+        if not isinstance(self.code, Mapping):
+            return self
+        code = code_of(self.code, path)
+        if code == FLOAT32:
+            return replace(self, bits=32, code=None)
+        return replace(self, code=code)
+
     @property
     def formats(self) -> tuple[Format, Format] | None:
         """Of the first and the second moment; None for float32."""
@@ -102,6 +126,7 @@ class LowBit:
 
     @property
     def _code(self) -> str:
+        assert not isinstance(self.code, Mapping)  # `at` has said which
         return self.code or ("companding" if self.bits == 8 else "dynamic")
 
     @property
@@ -128,6 +153,7 @@ class LowBit:
 
 
 EIGHT = LowBit()
+Bits = int | LowBit | ChosenCodes  # as users say it
 
 
 def as_low_bit(bits: Any, stochastic: bool | None = None) -> LowBit:
@@ -140,12 +166,26 @@ def as_low_bit(bits: Any, stochastic: bool | None = None) -> LowBit:
     if isinstance(bits, LowBit):
         unsaid = bits.stochastic is None and stochastic is not None
         return replace(bits, stochastic=stochastic) if unsaid else bits
+    if isinstance(bits, ChosenCodes):
+        return LowBit(bits.bits, bits, stochastic=stochastic)
     if isinstance(bits, jax.Array):
         raise TypeError(
             f"bits={shown(bits)}: 4, 8, 32 or a LowBit, not an array; under "
             'optax.inject_hyperparams pass a LowBit, or static_args=("bits",)'
         )
     return LowBit(bits, stochastic=stochastic)
+
+
+def one_code(bits: Any) -> LowBit:
+    """`as_low_bit`, or ValueError for a code a leaf."""
+    how = as_low_bit(bits)
+    if isinstance(how.code, Mapping):
+        raise wrong_value(
+            *("bits", how),
+            "one code for all leaves; adam, adamw, adama, lion and schedule_free take "
+            "one for each",
+        )
+    return how
 
 
 def zeros(
@@ -174,6 +214,7 @@ def zeros_of(how: LowBit, which: int, path: Any, p: Any) -> Any:
             f"params{jax.tree_util.keystr(path)} is {shown(p)}: moments are of real "
             "floating parameters; leave others out with optax.masked or partition"
         )
+    how = how.at(path)
     formats, block = how.formats, how.block_of(p.shape)
     if formats is None or block is None:
         return jnp.zeros_like(p, dtype=jnp.float32)

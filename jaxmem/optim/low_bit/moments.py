@@ -66,6 +66,7 @@ def moved(
       moments: as many as `which`.
       which: of each, whether it is stored as a first (0) or a second moment (1).
     """
+    how = how.at(path)
     if not is_codes(moments[0]) and not how.on_host:
         return rule(g, *moments)
 
@@ -82,6 +83,7 @@ def accumulated(
     how: LowBit, rule: Rule, path: Any, counts: tuple, g: Array, m: Any, v: Any
 ) -> tuple[Any, Any]:
     """(first, second) of one leaf by `rule`, `(g, m, v) -> (m, v)`; see `moved`."""
+    how = how.at(path)
     if not is_codes(m) and not how.on_host:
         return rule(g, m, v)
 
@@ -92,8 +94,9 @@ def accumulated(
     return _everywhere(how, rows, (m, v), g)
 
 
-def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
+def applied(how: LowBit, rule: Rule, path: Any, g: Array, m: Any, v: Any) -> Any:
     """The update that `rule(g, m, v)` makes of moments that stay as they are."""
+    how = how.at(path)
     if not is_codes(m) and not how.on_host:
         return rule(g, m, v)
     rows = lambda lead, g, stored: rule(g, *_unpacked(how, stored))
@@ -170,7 +173,7 @@ def check_moments(
         for (path, g), moment in zip(leaves, moments, strict=True):
             if g is not None:
                 where = f"{name}{jax.tree_util.keystr(path)}"
-                _check_moment(how, i, where, g, moment)
+                _check_moment(how.at(path), i, where, g, moment)
 
 
 def _check_moment(how: LowBit, which: int, name: str, g, moment) -> None:

@@ -11,7 +11,7 @@ from jaxmem.optim.low_rank.apollo import scale_by_apollo as scale_by_apollo
 from jaxmem.optim.low_rank.fira import FiraState as FiraState
 from jaxmem.optim.low_rank.fira import fira as fira
 from jaxmem.optim.low_rank.fira import scale_by_fira as scale_by_fira
-from jaxmem.optim.low_rank.galore import galore as galore
 from jaxmem.optim.low_rank.galore import scale_by_galore as scale_by_galore
+from jaxmem.optim.low_rank.galore_paper import galore as galore
 from jaxmem.optim.low_rank.galore_rule import GaLoreState as GaLoreState
 from jaxmem.optim.low_rank.low_rank_sum import GaLoreSumState as GaLoreSumState

@@ -107,9 +107,11 @@ def scale_by_galore(
       eps_placement: of that Adam: "optax" adds eps after the bias correction, as
         `optax.scale_by_adam` does, "reference" before it, as GaLore's AdamW does:
         update = sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
-      projector_dtype: "float32", "bfloat16", or affine codes with a scale and a zero
-        for 256 numbers of a vector (all of it if 256 does not divide it): "int8", each
-        number off by at most 1/255 of the group's range, "int4", 1/15.
+      projector_dtype: "float32", "bfloat16", "gradient", or affine codes with a scale
+        and a zero for 256 numbers of a vector (all of it if 256 does not divide it):
+        "int8", each number off by at most 1/255 of the group's range, "int4", 1/15.
+        "gradient" is the dtype of the parameters that `init` is given, which their
+        gradients have too, and float32 for wider ones.
       lazy: Q-GaLore's lazy subspaces. If the mean cosine between the first vectors of
         successive projectors is at least 0.4 over the last five refreshes, the gap of
         that matrix doubles, at each such refresh. All matrices of a stacked leaf are

@@ -20,9 +20,11 @@ from jaxmem.optim.low_rank.noise import seeds_of
 from jaxmem.optim.low_rank.sides import Projection, Side, Vectors, length, sides_of
 from jaxmem.optim.low_rank.stored import (
     ProjectorDType,
+    StoredAs,
     empty,
     load,
     store,
+    stored_as,
     why_not,
 )
 from jaxmem.optim.low_rank.subspace import Subspace, left_vectors
@@ -131,7 +133,7 @@ class ProjectorRule:
                 now[side] = left_vectors(
                     matrix, before, seeds, self.subspace, self.iterations
                 )
-        kept = {side: store(x, self.dtype) for side, x in now.items()}
+        kept = {side: store(x, self._kind(state, side)) for side, x in now.items()}
         after = lazy.advanced(state.lazy, now, old) if self.lazy else None
         new = ProjectorState(kept.get("left"), kept.get("right"), None, after)
         if not self.lazy:
@@ -154,7 +156,13 @@ class ProjectorRule:
             return zeros_along(p, shape, dtype, (*batch, None, axis, *coded))
 
         shape = (*p.shape[:-2], self.rank, length(side, p.shape))
-        return empty(shape, self.dtype, zeros)
+        return empty(shape, stored_as(self.dtype, p.dtype), zeros)
+
+    def _kind(self, state: ProjectorState, side: Side) -> StoredAs:
+        """How a projector is stored; the state has the dtype of the gradients."""
+        if self.dtype != "gradient":
+            return self.dtype
+        return stored_as(self.dtype, getattr(state, side).dtype)
 
 
 def _any_keeps(keep, axes: tuple[str, ...]):

@@ -1,4 +1,4 @@
-"""How a projector is stored: in float32, bfloat16, or as codes of 8 or 4 bits.
+"""How a projector is stored: in float32, bfloat16, float16, or as 8- or 4-bit codes.
 
 The codes are affine, in groups along the last axis (Q-GaLore, arXiv 2407.08296, has 4
 bits and groups of 256): x = scale (code - zero), where the group's values, and zero,
@@ -11,12 +11,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float32, UInt8, UInt32
 
 from jaxmem.optim.low_bit.bfloat16 import nearest, stochastic
 from jaxmem.optim.low_bit.random import uniform
 
-ProjectorDType = Literal["float32", "bfloat16", "int8", "int4"]
+ProjectorDType = Literal["float32", "bfloat16", "int8", "int4", "gradient"]
+# what a projector is stored as once the dtype of its gradient is known
+StoredAs = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 GROUP = 256
 _LEAST_SCALE = 1e-12  # of a group of zeros
 
@@ -35,9 +38,18 @@ class ProjectorCodes(NamedTuple):
     zero: UInt8[Array, "*matrix groups 1"]
 
 
+def stored_as(kind: ProjectorDType, dtype: Any) -> StoredAs:
+    """How the projector of a gradient of this dtype is stored."""
+    if kind != "gradient":
+        return kind
+    # projectors are computed in float32: a wider one would hold nothing more
+    name = jnp.dtype(dtype).name
+    return name if name in ("bfloat16", "float16") else "float32"
+
+
 def empty(
     shape: tuple[int, ...],
-    kind: ProjectorDType,
+    kind: StoredAs,
     zeros: Callable[[tuple[int, ...], Any], jax.Array],
 ) -> Any:
     """A stored matrix of zeros.
@@ -48,7 +60,7 @@ def empty(
       zeros: makes an array of a shape and dtype; the shape is that of the matrix, or of
         (..., groups, any) for codes.
     """
-    if kind in ("float32", "bfloat16"):
+    if kind in ("float32", "bfloat16", "float16"):
         return zeros(shape, kind)
     group = _group(shape[-1])
     rows = (*shape[:-1], shape[-1] // group)
@@ -61,7 +73,7 @@ def empty(
 
 def store(
     x: Float32[Array, "*matrix n"],
-    kind: ProjectorDType,
+    kind: StoredAs,
     bits: UInt32[Array, "*matrix n"] | None = None,
 ) -> Any:
     """The matrix as it is kept.
@@ -76,6 +88,8 @@ def store(
     if kind == "bfloat16":
         # a cast alone is dropped by XLA where it is undone in the same program
         return (nearest(x) if bits is None else stochastic(x, bits)).astype(kind)
+    if kind == "float16":
+        return lax.reduce_precision(x, 5, 10).astype(kind)
     group = _group(x.shape[-1])
     grouped = (*x.shape[:-1], x.shape[-1] // group, group)
     x = x.reshape(grouped)

@@ -24,7 +24,7 @@ from jaxmem.optim._adama_arguments import check_mask, check_rate
 from jaxmem.optim.factored.arguments import decay, decayed, number
 from jaxmem.optim.factored.leaves import check_real
 from jaxmem.optim.low_bit.adam import adamw
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit
+from jaxmem.optim.low_bit.low_bit import LowBit, one_code
 from jaxmem.optim.orthogonal.matrices import axes_of_leaves, check_axes_of
 from jaxmem.optim.orthogonal.newton_schulz import (
     DION,
@@ -248,7 +248,7 @@ class _Leaves:
 
 
 def _codes(bits: Any, mu_dtype: Any) -> LowBit:
-    how = as_low_bit(bits)
+    how = one_code(bits)
     if how.on_host or how.stochastic:
         allowed = "neither on_host (see jaxmem.optim.on_host) nor stochastic"
         raise wrong_value("bits", how, allowed)

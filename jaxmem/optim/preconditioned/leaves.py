@@ -17,7 +17,7 @@ from jaxmem._checks import check_choice, wrong_value
 from jaxmem.optim._by_keys import held_by_keys
 from jaxmem.optim.factored.leaves import check_real, map_leaves
 from jaxmem.optim.low_bit.codes import pack, unpack
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit, zeros_of
+from jaxmem.optim.low_bit.low_bit import LowBit, one_code, zeros_of
 from jaxmem.optim.low_bit.moments import is_codes
 from jaxmem.optim.low_bit.random import counter_bits, mix, uniform
 from jaxmem.optim.low_rank.checks import check_state
@@ -92,7 +92,7 @@ def checked_leaves(who: str, numbers: Any, stacked: Any) -> MatrixLeaves:
 
 def checked_codes(bits: Any) -> LowBit:
     """The options of the moments."""
-    how = as_low_bit(bits)
+    how = one_code(bits)
     if how.on_host:
         raise wrong_value("bits", how, "not on_host (see jaxmem.optim.on_host)")
     return how

@@ -31,7 +31,8 @@ def rowwise(
     Rows are summed where an id comes twice, gathered, updated and scattered into the
     state in place. Beyond a few arrays of one row an id there are no temporaries. `tx`
     may be a chain, and take the whole tree: other leaves have what it gives them alone,
-    and norms over all gradients are those of dense gradients.
+    and norms over all gradients are those of dense gradients. Over micro-batches
+    `jaxmem.microbatch(loss_fn, rowwise(tx), n, tables=...)` has the rows of all.
 
     Rows without a gradient do not move: for rules whose update of a zero gradient is
     zero and leaves the state (SGD, Adagrad) the result is that of `tx` with dense
@@ -53,8 +54,8 @@ def rowwise(
     Raises:
       TypeError: a `tx` that is no optax transformation.
       ValueError: from `update`, updates without `RowGradients` (as of
-        `jaxmem.microbatch`); a table and a parameter or state of other shapes; a state
-        that mixes rows, or counts calls before it updates, by its path.
+        `jaxmem.microbatch` without `tables`); a table and a parameter or state of other
+        shapes; a state that mixes rows, or counts calls before it updates, by its path.
 
     Source:
       The lazy optimizers of TensorFlow and of PyTorch's SparseAdam.
@@ -77,8 +78,9 @@ def rowwise(
         if not any(is_rows(g) for _, g in given):
             raise ValueError(
                 f"rowwise: updates={shown(updates)}: no RowGradients among them; "
-                "jaxmem.optim.value_and_row_grad makes them. With dense gradients "
-                "(those of jaxmem.microbatch too) run the optimizer without `rowwise`"
+                "jaxmem.optim.value_and_row_grad makes them, and jaxmem.microbatch if "
+                "you pass it tables=...; with dense gradients run the optimizer "
+                "without `rowwise`"
             )
         summed = [g.summed() if is_rows(g) else g for _, g in given]
         owners = _owners(inner, tree, given, state)
@@ -180,6 +182,6 @@ def _check_calls(state: PyTree) -> None:
         if collects(x):
             raise ValueError(
                 f"rowwise: state{keystr(path)}={shown(x)} is of optax.MultiSteps, "
-                "whose calls touch other rows each: take the mean loss of the "
-                "micro-batches instead"
+                "whose calls touch other rows each: jaxmem.microbatch(tables=...) "
+                "takes the rows of several micro-batches at once"
             )

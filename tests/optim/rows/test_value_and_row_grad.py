@@ -47,6 +47,7 @@ READS = {
     "in bounds": lambda t, ids: t.at[ids % 200].get(mode="promise_in_bounds"),
     "twice": lambda t, ids: t[ids] + ops.embed(t, ids + 1),
     "mapped": lambda t, ids: jax.vmap(lambda i: t[i])(ids),
+    "sliced": lambda t, ids: jax.vmap(jax.vmap(lambda i: t[i]))(ids),
     "recomputed": jax.checkpoint(lambda t, ids: jnp.sin(t[ids])),
     "one id": lambda t, ids: ops.embed(t, ids[0, 0])[None],
     "one index": lambda t, ids: (t[ids[0, 0]] + t[ids[0, 1]])[None],
