@@ -70,8 +70,8 @@ def estimate(
       full: whether to generate code for a GPU. By default the compile ends when XLA has
         assigned the buffers, which takes a half to a tenth of the time: everything in
         the report is known by then. Only a full compile shows what the code generator
-        refuses. Steps with custom kernels, and those for other targets, are
-        always compiled completely.
+        refuses. Steps for other targets are always compiled completely, and so is
+        the first step of a process that calls a custom kernel.
       trips: for the predicted seconds, iterations of loops whose compiled text does not
         tell how often they run; the report names them. None counts one.
       **kwargs: the step's keyword arguments.

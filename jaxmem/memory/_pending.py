@@ -3,6 +3,7 @@
 Several can run at once: begin them all, then ask each for its result.
 """
 
+import functools
 import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from jaxmem.chips import Target
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.facts import StepFacts
+from jaxmem.memory.compile.kernels import accept, are_accepted
 from jaxmem.memory.compile.lower import LoweredStep
 from jaxmem.memory.compile.pool import Compile, caller_flags, pool
 from jaxmem.memory.report.advice import LateAdvice
@@ -47,9 +49,10 @@ def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
     # All figures of a GPU are known by then. On a TPU the buffers still change, and the
     # CPU's compiler counts operations at the end. Kernels are compiled during code
     # generation, and may be refused there.
-    if extent == "needed":
-        return lowered.kernels or lowered.request["target"]["platform"] != "cuda"
-    return extent == "all" or lowered.kernels
+    target = lowered.request["target"]
+    if extent == "all" or not are_accepted(str(target), lowered.kernels):
+        return True
+    return extent == "needed" and target["platform"] != "cuda"
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Pending:
         if self._report is None and self._compile is not None:
             self._compile.cancel()
 
-    @property
+    @functools.cached_property  # kernels may be accepted while this one compiles
     def _code(self) -> bool:
         return generates_code(self.lowered, self.settings.extent)
 
@@ -137,8 +140,14 @@ class Pending:
             return None
         for code in dict.fromkeys((True, self._code)):
             if (result := cache.load(self._key(code, self.products))) is not None:
+                self._accept(result)
                 return result
         return None
+
+    def _accept(self, result: dict[str, Any]) -> None:
+        """Remembers the kernels of what was compiled to the end."""
+        if result["code"]:
+            accept(str(self.lowered.request["target"]), self.lowered.kernels)
 
     def _submit(self, products: int | None) -> Compile:
         request = dict(self.lowered.request)
@@ -163,6 +172,7 @@ class Pending:
                 continue
             stored = {k: result[k] for k in ("memory", "cost", "aliases")}
             stored |= {"products": products, "code": self._code}
+            self._accept(stored)
             return stored | {"texts": pack(result["dump"])}
 
     def _report_of(self, result: dict[str, Any]) -> MemoryReport:

@@ -1,6 +1,7 @@
 """Compiles that end when the buffers are assigned, and the reports made of them."""
 
 import dataclasses
+import functools
 import pickle
 
 import jax
@@ -296,6 +297,23 @@ def test_a_kernel_is_compiled_for_each_chip_of_a_process():
     with pytest.raises(CompileError, match="for a100"):  # by jax or by the compiler
         estimate(double, x, target="a100")
     assert estimate(double, x, target="b200").peak_bytes == 2 * 64 * 64 * 4
+
+
+@needs_h100
+@pytest.mark.slow
+def test_code_of_a_kernel_is_generated_once(submitted):
+    """Other steps that call it end when buffers are assigned, with equal bytes."""
+    x = SDS((64, 96), jnp.float32)
+    step = lambda more, x: jnp.sin(double(x)) + more
+    first = estimate(functools.partial(step, 1), x, target="h100", cache=False)
+    second = estimate(functools.partial(step, 2), x, target="h100", cache=False)
+    to_the_end = estimate(
+        functools.partial(step, 2), x, target="h100", cache=False, full=True
+    )
+    other = estimate(double, SDS((64, 128), jnp.float32), target="h100", cache=False)
+    assert submitted == [True, False, True, True] and other.peak_bytes
+    assert sizes(second) == sizes(to_the_end) == sizes(first)
+    assert second.seconds == to_the_end.seconds
 
 
 # -- reports

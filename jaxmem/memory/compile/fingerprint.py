@@ -5,9 +5,7 @@ part of the fingerprint, because the report shows it; the line of the call is no
 """
 
 import re
-from typing import Any
 
-_LARGE = 64 * 2**20
 _LOCATION = re.compile(r"#loc\d*\b")
 _PREFIX = "jit(step)"  # `flat_function` calls each step so
 _NOWHERE = re.compile(r"loc\(loc\(\"jit\(step\)\"\(.*$")
@@ -18,13 +16,14 @@ _SOLE = re.compile(
 _CALL = re.compile(r"loc\(callsite\((#loc\d*) at ")
 
 
-def fingerprint(exported: Any) -> bytes:
-    """The bytes that the key of a result is a hash of."""
-    data = exported.mlir_module_serialized
-    # Large constants take long to print: of these the whole stack is part of the key.
-    if len(data) > _LARGE:
-        return data
-    return "\n".join(without_jit(without_callers(exported.mlir_module()))).encode()
+def fingerprint(module: bytes, text: str | None) -> bytes:
+    """The bytes that the key of a result is a hash of.
+
+    Of a module that is too large to print the whole stack is part of the key.
+    """
+    if text is None:
+        return module
+    return "\n".join(without_jit(without_callers(text))).encode()
 
 
 def without_callers(text: str) -> list[str]:

@@ -25,13 +25,13 @@ from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.call import FlatCall, describe_sharding, flatten_call
 from jaxmem.memory.compile.facts import StepFacts, facts_of
 from jaxmem.memory.compile.fingerprint import fingerprint
+from jaxmem.memory.compile.kernels import kernels_in
 from jaxmem.memory.compile.workspaces import with_workspaces
 
 _KERNELS = frozenset(
     "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call refused".split()
 )
-# the custom calls that kernels are lowered to, which XLA hands to other compilers
-_KERNEL_CALLS = (b"mosaic_gpu", b"tpu_custom_call", b"triton")
+_LARGE = 64 * 2**20  # bytes: constants of this size take long to print
 _SHOWN_ARGUMENTS = 12
 _SHOWN_LINES = 6
 
@@ -45,7 +45,7 @@ class LoweredStep:
     key: str  # equal for equal programs, whatever they and their arguments are called
     used: tuple[int, ...]  # indices of the leaves that the program takes
     out_avals: tuple[Any, ...]  # shapes and dtypes of its outputs
-    kernels: bool  # whether it calls code that XLA does not generate
+    kernels: frozenset[str]  # that it calls, see `kernels_in`
     prints: int  # calls of `jax.debug.print` and the like, which are left out
 
 
@@ -170,14 +170,15 @@ def lower(
         "compiler_options": compiler_options or None,
     }
     used = tuple(exported.module_kept_var_idx)
-    data = bytes(exported.serialize())
+    data, module = bytes(exported.serialize()), exported.mlir_module_serialized
+    text = None if len(module) > _LARGE else exported.mlir_module()
     return LoweredStep(
         call,
         request=request | {"name": call.name, "used": used, "exported": data},
-        key=cache.key_of(fingerprint(exported), request),
+        key=cache.key_of(fingerprint(module, text), request),
         used=used,
         out_avals=tuple(exported.out_avals),
-        kernels=any(name in data for name in _KERNEL_CALLS),
+        kernels=kernels_in(module, text),
         prints=prints,
     )
 
