@@ -90,17 +90,18 @@ def compared(names: Iterable[str]) -> str:
     for name in names:
         title = (TRAINED | FURTHER)[name]
         held = row("ledger", {"model": MODEL, "optimizer": title})
-        loss = value("optimizer_training", "mean", {"optimizer": name})
+        trained = row("optimizer_training", {"optimizer": name})
+        loss, rate = float(trained["mean"]), trained["rate"]
         host = float(held["host B/param"])
         beside = f" (host {host:.2f})" if host else ""
         state = float(held["moments"]) + float(held["masters"])
         lines.append(
             (title, f"{state:.2f}{beside}", held["device, 1 micro-batch"])
-            + (held["device B/param"], f"{loss:.3f}", f"{loss - plain:+.3f}")
+            + (held["device B/param"], f"{loss:.3f}", f"{loss - plain:+.3f}", rate)
         )
     head = ("Llama-7B, bytes a parameter", "optimizer state")
     head += ("state, weights and gradients", "the same with 8 micro-batches")
-    more = "loss of a small GPT", "difference from AdamW"
+    more = "loss of a small GPT", "difference from AdamW", "rate, times AdamW's"
     return table((*head, *more), lines)
 
 
