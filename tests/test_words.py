@@ -165,6 +165,25 @@ def test_messages_and_docstrings_use_standard_words():
     assert not found, "\n" + "\n".join(found)
 
 
+def test_docstrings_are_read_without_a_formula_being_set():
+    """Neither `help` nor the pages of the API set what LaTeX writes as $x_i$."""
+    formula = re.compile(r"\$[^\s$][^$\n]*\$")
+    assert formula.search("the gradient $g_i$ of each")
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name, text in docstrings(path.read_text())
+        if formula.search(text)
+    ]
+    assert found == []
+
+
+def docstrings(source: str) -> list[tuple[str, str]]:
+    kinds = ast.ClassDef | ast.FunctionDef
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds))
+    return [(node.name, ast.get_docstring(node) or "") for node in nodes]
+
+
 def test_the_help_uses_standard_words():
     command = typer.main.get_command(app)
     for one in (command, *command.commands.values()):

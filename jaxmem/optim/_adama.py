@@ -54,10 +54,10 @@ def scale_by_adama(
     axis_name: AxisName | None = None,
     bits: Bits | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Rescales updates by AdamA: Adam without a gradient accumulator.
+    """Rescales updates by AdamA: Adam without a gradient accumulator.
 
     This is `optax.scale_by_adam` for a mini-batch that comes in N micro-batches. The
-    gradient $g_i$ of each micro-batch's mean loss goes into the moments::
+    gradient `g_i` of each micro-batch's mean loss goes into the moments::
 
       m <- b1 m,  v <- b2 v                               once, with the first one
       m <- m + (1 - b1) g_i / N                           for each
@@ -68,15 +68,18 @@ def scale_by_adama(
 
     **How it differs from Adam on the whole mini-batch.** m is the same but for
     rounding. v takes the sum of squares where Adam takes the square of the sum. For
-    micro-batch gradients of mean $\mu$ and standard deviation $\sigma$ its expectation
-    is $(\mu^2+\sigma^2)/N$ against $\mu^2+\sigma^2/N$, so steps are longer by
-    $\sqrt{(\mu^2+\sigma^2/N) / ((\mu^2+\sigma^2)/N)}$: nothing where noise dominates,
-    1.03 at $\mu/\sigma = 0.1$ and N = 8, up to $\sqrt N$ for noiseless gradients. With
+    micro-batch gradients of mean mu and standard deviation sigma its expectation is::
+
+      (mu^2 + sigma^2) / N       with AdamA
+      mu^2 + sigma^2 / N         with Adam on the whole mini-batch
+
+    Steps are longer by the square root of their ratio: nothing where noise dominates,
+    1.03 at mu / sigma = 0.1 and N = 8, up to sqrt(N) for noiseless gradients. With
     N = 1 the result is bitwise that of `optax.scale_by_adam` (for moments in float32
     or wider; narrower ones are here computed in float32 and rounded when stored).
 
-    `v_scale="mean"` adds $(1-b_2) g_i^2/N$ instead. By Jensen's inequality v is then at
-    least that of accumulated gradients, so a step is never longer, and up to $\sqrt N$
+    `v_scale="mean"` adds `(1 - b2) g_i^2 / N` instead. By Jensen's inequality v is then
+    at least that of accumulated gradients, so a step is never longer, and up to sqrt(N)
     shorter where noise dominates.
 
     **How to call it.** There are three ways:
@@ -95,7 +98,7 @@ def scale_by_adama(
     3. `jaxmem.optim.accumulate_step` and `apply_step`, which do 2 for any chain.
 
     **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do:
-    each $g_i$ is reduced over all devices before it gets here, once a micro-batch.
+    each `g_i` is reduced over all devices before it gets here, once a micro-batch.
     Under `jax.shard_map` with an `axis_name` each device accumulates the gradients of
     its own N micro-batches until the end. For M devices along the axis, the rule is
     that of N M micro-batches on one device::

@@ -66,7 +66,7 @@ def fewbit_table(
             found to.
 
     Returns:
-        (borders, levels, error) in float64: 2**bits - 1 increasing borders, 2**bits
+        (borders, levels, error) in float64: `2**bits - 1` increasing borders, `2**bits`
         levels, and the integral (for "uniform" not divided by the interval's length). A
         border beside a jump is the jump itself, where that is best. If the derivative
         is constant between its jumps and has at most 2**bits values, the borders are
