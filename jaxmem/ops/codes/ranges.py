@@ -85,8 +85,8 @@ def stored_in_ranges(
         low, high = _at_hand(known, plain)
         step = (high - low) / (2**bits - 1)
         # a step and an offset a group, for all rows
-        stats = (_as_stats(one, x.ndim) for one in (step, low))
-        codes = codes_at(plain, quantization, *stats, seed_of(rng))
+        step, low = (_as_stats(one, x.ndim) for one in (step, low))
+        codes = codes_at(plain, quantization, step, low, seed_of(rng))
         codes = checkpoint_name(codes, "jaxmem_codes")
         kept = Stored(x, StoredCodes(codes, quantization))
         return kept, _moved(known, plain, decay).astype(ranges.dtype)
