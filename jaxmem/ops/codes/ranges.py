@@ -66,7 +66,7 @@ def stored_in_ranges(
 
         ranges = jnp.zeros((2, 4))  # of 4 heads; keep it from step to step
         kept, ranges = jaxmem.ops.stored_in_ranges(x, ranges)
-        y = jaxmem.ops.dense(kept, params["up"])
+        y = jaxmem.ops.dense(kept, params["head"])
 
     Source:
         Mesa, Pan et al., arXiv 2111.11124, section 3. There a batch moves the averages

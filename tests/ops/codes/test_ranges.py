@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxmem import ops
 from jaxmem.ops import stored_in_ranges
@@ -90,7 +92,11 @@ def test_a_group_that_was_constant_has_its_own_range(trained):
 def test_ends_that_are_not_finite_leave_the_average(trained, wrong):
     ranges = trained[0]
     x = activations(99).at[0, 0, 0].set(wrong)
-    after = stepped(x, ranges)[1]
+    got, after = stepped(x, ranges)
+    # no code waits for the ends of its batch, so no other value is touched
+    want = np.asarray(stepped(activations(99), ranges)[0])
+    np.testing.assert_array_equal(got[:, 1:], want[:, 1:])
+    np.testing.assert_array_equal(got[0, 0, 1:], want[0, 0, 1:])
     np.testing.assert_array_equal(after[:, 0], ranges[:, 0])
     assert np.all(after[:, 1:] != ranges[:, 1:])
     assert not np.any(stepped(x, UNKNOWN)[1][:, 0])
@@ -173,6 +179,33 @@ def test_other_functions_read_the_codes(trained):
     at = stepped(x, trained[0])[0]
     want = jax.grad(lambda k: jnp.sin(at @ k).sum())(KERNEL)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4 * np.abs(want).max())
+
+
+def test_under_shard_map_each_device_has_its_rows(trained):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    x = activations(99)
+
+    @jax.shard_map(mesh=mesh, in_specs=(P("d"), P()), out_specs=(P("d"), P("d")))
+    def run(x, ranges):
+        kept, ranges = stored_in_ranges(x, ranges)
+        return kept.codes.recall(x), ranges[None]
+
+    for known in (UNKNOWN, trained[0]):
+        got, ranges = jax.jit(run)(x, known)
+        for n in range(2):
+            want, after = stepped(x[n : n + 1], known)
+            np.testing.assert_array_equal(got[n : n + 1], want)
+            np.testing.assert_allclose(ranges[n], after, rtol=1e-6)
+
+
+def test_under_vmap_each_has_its_ranges(trained):
+    x = jnp.stack([activations(98), activations(99)])
+    known = jnp.stack([UNKNOWN, trained[0]])
+    got, ranges = jax.vmap(stepped)(x, known)
+    for n in range(2):
+        want, after = stepped(x[n], known[n])
+        np.testing.assert_array_equal(got[n], want)
+        np.testing.assert_allclose(ranges[n], after, rtol=1e-6)
 
 
 def test_an_empty_array_leaves_the_ranges(trained):
