@@ -43,6 +43,7 @@ CHIPS = {
     "ledger": NOTHING,
     "muon": "one H100; updates, 8 H100",
     "offload": H100,
+    "placement": H100,
     "programs": H100,
     "published_rows": "1 or 8 H100, 64 or 128 TPU v5p, 256 TPU v5e",
     "optimizer_training": CPU,

@@ -17,7 +17,7 @@ from benchmarks.figures.rows import FIGURES, ROOT
 
 RENDERERS = """
     advice devices faults frontier headlines long_context measured needs optimizers
-    readme results sentences tables techniques tiles time velora way_in
+    placement readme results sentences tables techniques tiles time velora way_in
 """.split()
 for name in RENDERERS:  # they fill FIGURES
     importlib.import_module(f"benchmarks.figures.{name}")

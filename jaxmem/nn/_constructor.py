@@ -66,3 +66,10 @@ def check_velora(groups: Any, scale: Any, method: Any, decay: Any) -> None:
     check_float("scale", scale)
     check_choice("method", method, METHODS)
     check_float("decay", decay, at_least=0, below=1)
+
+
+def check_mesa(groups: Any, bits: Any, decay: Any) -> None:
+    """The groups of a `MesaDense`'s features, bits of their codes, the average."""
+    check_int("groups", groups, 1)
+    shapes = {"x": (groups,), "ranges": (2, groups)}
+    _ask(ops.stored_in_ranges, shapes, bits=bits, decay=decay)

@@ -17,7 +17,7 @@ from jaxmem.nn._constructor import check_sampled_dense, check_velora
 _COLLECTION = "velora"
 
 
-def _parameters(module: nn.Dense, inputs):
+def parameters(module: nn.Dense, inputs: Array):
     """Kernel and bias as `flax.linen.Dense` makes them."""
     if (
         module.dot_general is not None
@@ -85,7 +85,7 @@ class SampledDense(nn.Dense):
             deterministic = nn.merge_param(
                 "deterministic", self.deterministic, deterministic
             )
-        kernel, bias = _parameters(self, inputs)
+        kernel, bias = parameters(self, inputs)
         options: Any = dict(dtype=self.dtype, precision=self.precision)
         if not deterministic and self.norm_cache is not None:
             name = OVERWRITE_WITH_GRADIENT, "norm_cache"
@@ -140,7 +140,7 @@ class VeLoRADense(nn.Dense):
     @nn.compact
     def __call__(self, inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
-        kernel, bias = _parameters(self, inputs)
+        kernel, bias = parameters(self, inputs)
         options: Any = dict(dtype=self.dtype, precision=self.precision)
         trains = self.is_mutable_collection(_COLLECTION)
         kept = None

@@ -13,7 +13,7 @@ from jaxmem.nn import _velora
 from jaxmem.nn._constructor import check_sampled_dense, check_velora
 
 
-def _parameters(module: nnx.Linear, out_sharding):
+def parameters(module: nnx.Linear, out_sharding):
     if (
         module.dot_general not in (None, jax.lax.dot_general)
         or module.promote_dtype is not promote_dtype
@@ -84,7 +84,7 @@ class SampledDense(nnx.Linear):
         sample_ids: Int[Array, " samples"] | None = None,
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map; `deterministic` here goes before the attribute."""
-        kernel, bias = _parameters(self, out_sharding)
+        kernel, bias = parameters(self, out_sharding)
         options: Any = dict(dtype=self.dtype, precision=self.precision)
         if self.deterministic if deterministic is None else deterministic:
             return ops.dense(inputs, kernel, bias, **options)
@@ -149,7 +149,7 @@ class VeLoRADense(nnx.Linear):
         self, inputs: Float[Array, "*batch d"], out_sharding: Any = None
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
-        kernel, bias = _parameters(self, out_sharding)
+        kernel, bias = parameters(self, out_sharding)
         found = _velora.direction(
             self.projection[...],
             inputs,

@@ -32,6 +32,7 @@ from jaxmem.nn._layers_linen import (
 from jaxmem.nn._layers_linen import RMSNorm as RMSNorm
 from jaxmem.nn._layers_linen import SelfAttention as SelfAttention
 from jaxmem.nn._memory_linen import ProductKeyMemory as ProductKeyMemory
+from jaxmem.nn._mesa_linen import MesaDense as MesaDense
 from jaxmem.nn._reversible_linen import Reversible as Reversible
 from jaxmem.nn._sampled_linen import SampledDense as SampledDense
 from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
@@ -48,6 +49,7 @@ __all__ = [
     "LoRADense",
     "MSLayerNorm",
     "MSRMSNorm",
+    "MesaDense",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
     "ProductKeyMemory",

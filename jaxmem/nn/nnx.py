@@ -22,6 +22,7 @@ from jaxmem.nn._layers_nnx import MSRMSNorm as MSRMSNorm
 from jaxmem.nn._layers_nnx import MultiHeadAttention as MultiHeadAttention
 from jaxmem.nn._layers_nnx import RMSNorm as RMSNorm
 from jaxmem.nn._memory_nnx import ProductKeyMemory as ProductKeyMemory
+from jaxmem.nn._mesa_nnx import MesaDense as MesaDense
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 from jaxmem.nn._reversible_nnx import Reversible as Reversible
 from jaxmem.nn._sampled_nnx import NormCache as NormCache
@@ -39,6 +40,7 @@ __all__ = [
     "LinearGeneral",
     "MSLayerNorm",
     "MSRMSNorm",
+    "MesaDense",
     "MultiHeadAttention",
     "NormCache",
     "ProductKeyMemory",

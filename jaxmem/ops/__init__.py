@@ -27,6 +27,7 @@ from jaxmem.ops.attention.dot_product import (
     dot_product_attention as dot_product_attention,
 )
 from jaxmem.ops.codes.quantization import Quantization as Quantization
+from jaxmem.ops.codes.ranges import stored_in_ranges as stored_in_ranges
 from jaxmem.ops.codes.save_quantized import save_quantized as save_quantized
 from jaxmem.ops.codes.stored import Stored as Stored
 from jaxmem.ops.codes.stored import stored as stored
@@ -103,6 +104,7 @@ __all__ = [
     "softplus",
     "squared_relu",
     "stored",
+    "stored_in_ranges",
     "swiglu",
     "swish",
     "tanh",

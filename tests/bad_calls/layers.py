@@ -24,6 +24,7 @@ SAMPLED = {"budget": (None, *SHARE, 0), "method": (None, *WORD)}
 SAMPLED |= {"norm_cache": ("x", 1.5, True, 0, -1, (), (2, 0), (2, "x"), {})}
 VELORA = {"groups": (None, *COUNT), "scale": (None, "x", True, NAN, INF, [1.0])}
 VELORA |= {"method": (None, *WORD), "decay": (None, *SHARE, 1)}
+MESA = {"groups": (None, *COUNT), "bits": (None, *BITS), "decay": (None, *SHARE, 1)}
 LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
 MEMORY = {"num_keys": (None, *COUNT), "features": COUNT, "heads": (None, *COUNT)}
 MEMORY |= {"k": (None, *COUNT, 9), "key_features": (None, *COUNT, 3)}
@@ -50,6 +51,7 @@ LINEN = [
     (linen.SelfAttention, {"num_heads": 2}, {"save": BITS}),
     (linen.SampledDense, {"features": 2}, SAMPLED),
     (linen.VeLoRADense, {"features": 2}, VELORA),
+    (linen.MesaDense, {"features": 2}, MESA),
     (linen.LoRADense, {"features": 2}, LORA),
     (linen.ProductKeyMemory, {"num_keys": 8, "k": 2, "key_features": 4}, MEMORY),
     (linen.Reversible, {"f": linen.Dense(2), "g": linen.Dense(2), "length": 2},
@@ -68,6 +70,7 @@ NNX = [
     (nnx.MultiHeadAttention, {"num_heads": 2, "in_features": 4}, {"save": BITS}),
     (nnx.SampledDense, {"in_features": 4, "out_features": 4}, SAMPLED),
     (nnx.VeLoRADense, {"in_features": 32, "out_features": 4}, VELORA),
+    (nnx.MesaDense, {"in_features": 32, "out_features": 4}, MESA),
     (nnx.ProductKeyMemory,
         {"in_features": 4, "num_keys": 8, "k": 2, "key_features": 4},
         {**MEMORY, "in_features": (None, *COUNT), "use_values": (None, 3, "x")}),

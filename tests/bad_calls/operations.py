@@ -209,6 +209,12 @@ CALLS = [
     Call("stored", ops.stored, {"x": X}, {
         "x": FLOATS, "save": (None, *BITS, [8]), "rng": (3, "key", ones(2)),
     }, trace=True),
+    Call("stored_in_ranges", ops.stored_in_ranges,
+        {"x": X, "ranges": np.zeros((2, 1), np.float32)}, {
+            "x": FLOATS, "ranges": (*FLOATS, ones(2), ones((2, 0)), ones((3, 1))),
+            "bits": (None, *BITS), "decay": (None, "x", True, -1.0, 1, np.nan),
+            "rng": (3, "key", ones(2)),
+    }, trace=True),
     Call("Quantization", ops.Quantization, {}, {
         "bits": (None, *COUNT, 9), "block_size": (None, *COUNT), "symmetric": FLAG,
     }),

@@ -206,6 +206,29 @@ def quantize(
     step, low = _ends(
         quantization, blocks, jnp.dtype(x.dtype if stats is None else stats)
     )
+    return _codes(x, blocks, quantization, step, low, seed)
+
+
+def codes_at(
+    x: Float[Array, "..."],
+    quantization: Quantization,
+    step: Float[Array, "... blocks"],
+    low: Float[Array, "... blocks"] | None,
+    seed: UInt32[Array, "2"] | None = None,
+) -> Codes:
+    """The codes of `x` with these steps and offsets; what is beyond them is clipped."""
+    blocks = _in_blocks(x.reshape(x.shape or (1,)), quantization.block_size)
+    return _codes(x, blocks, quantization, step, low, seed)
+
+
+def _codes(
+    x: Array,
+    blocks: Array,
+    quantization: Quantization,
+    step: Array,
+    low: Array | None,
+    seed: Any,
+) -> Codes:
     at = widen(step)[..., None]
     if quantization.dtype is not None:
         numbers = widen(blocks) / jnp.where(at > 0, at, 1.0)
@@ -215,12 +238,12 @@ def quantize(
     )
     # A block of equal numbers has a step of zero, and code 0 gives its offset back.
     place = (widen(blocks) - offset) / jnp.where(at > 0, at, 1.0)
-    place = _flat(place, values.shape[-1])
+    place = _flat(place, (x.shape or (1,))[-1])
     if seed is None:
         place = jnp.round(place)
     else:
         # Up or down with the probabilities that make the mean exact.
-        place = jnp.floor(place + _uniform(seed, values.shape).astype(place.dtype))
+        place = jnp.floor(place + _uniform(seed, place.shape).astype(place.dtype))
     codes = jnp.clip(place, 0, 2**quantization.bits - 1).astype(jnp.uint8)
     stats = _turned(step), None if low is None else _turned(low)
     return Codes(pack_codes(codes.reshape(x.shape), quantization.bits), *stats)
