@@ -22,9 +22,10 @@ FORMS = {"plain": plain, "own replay": REPLAY, "schedule": plain}
 
 
 def measure(form: str):
-    step, how = make_step(LARGE, FORMS[form]), {"target": TARGET, "donate_argnums": 0}
+    step, how = make_step(LARGE, FORMS[form]), {"donate_argnums": 0}
     if form == "schedule":
-        step, how = jaxmem.schedule(step, least_budget(LARGE, TARGET), **how), {}
+        budget = least_budget(LARGE, TARGET)
+        step, how = jaxmem.schedule(step, budget, target=TARGET, **how), {}
     report = jaxmem.estimate(step, *shapes(LARGE), target=TARGET, **how)
     sizes = report.argument_bytes / MIB, report.temp_bytes / MIB
     return *sizes, *size_and_ms(report, "peak_bytes")

@@ -45,7 +45,9 @@ class Sizes:
 
 
 SMALL = Sizes()
-LARGE = Sizes(64, batch=8, tokens=128, width=512, layers=4, heads=8, slots=32, words=256)
+LARGE = Sizes(
+    64, batch=8, tokens=128, width=512, layers=4, heads=8, slots=32, words=256
+)
 
 
 class Layer(nn.Module):
@@ -85,7 +87,7 @@ def unit(slots):
 
 
 class Memformer(nn.Module):
-    """One segment: the slots and its tokens -> the slots that follow, and its logits."""
+    """One segment: slots and tokens -> the slots that follow, and logits."""
 
     sizes: Sizes
 

@@ -35,6 +35,7 @@ from jaxmem.nn._memory_linen import ProductKeyMemory as ProductKeyMemory
 from jaxmem.nn._reversible_linen import Reversible as Reversible
 from jaxmem.nn._sampled_linen import SampledDense as SampledDense
 from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
+from jaxmem.nn._tiers_linen import MultiTierAdapter as MultiTierAdapter
 
 __all__ = [
     "BatchNorm",
@@ -50,6 +51,7 @@ __all__ = [
     "MSRMSNorm",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
+    "MultiTierAdapter",
     "ProductKeyMemory",
     "RMSNorm",
     "Reversible",
