@@ -155,8 +155,8 @@ def memformer() -> str:
         "own replay": "its own replay, `jax.checkpoint` of a segment",
         "schedule": "plain, through `jaxmem.schedule`",
     }
-    peak = lambda form: beside_older("memformer", PEAK_AND_MS, {"form": form})
-    lines = [(title, peak(form)) for form, title in titles.items()]
+    found = {r["form"]: both(r) for r in rows("memformer")}
+    lines = [(title, found[form]) for form, title in titles.items()]
     return table(("step", "peak, MiB / predicted ms"), lines)
 
 
