@@ -1,13 +1,18 @@
 """`examples/memformer.py`: a step over segments in three forms."""
 
+import json
+import re
+
 import jax
 import numpy as np
+import optax
 import pytest
 
 from examples import memformer
 from tests.nn.compare import assert_close
 
-SIZES = memformer.SMALL
+SIZES, RATE = memformer.SMALL, 0.5
+ROOM = 2  # a search finds at once what fits; the script's own budget is without it
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,17 +24,22 @@ def plain_promotion():
 
 @pytest.fixture(scope="module")
 def start():
-    return jax.jit(lambda: memformer.make_state(SIZES))()
+    """The state, with an update that compiles in less time than Adam's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memformer, "TX", optax.sgd(RATE))
+        yield jax.jit(lambda: memformer.make_state(SIZES))()
 
 
 def trained(step, state, steps=4):
-    """Losses, and the gradient of the first step, of which Adam has a tenth."""
-    state, losses = jax.tree.map(lambda x: x.copy(), state), []
+    """Losses, and the gradient of the first step."""
+    before, losses = state[0], []
+    state = jax.tree.map(lambda x: x.copy(), state)
     for i in range(steps):
         state, loss = step(state, memformer.draw_text(SIZES))
         losses.append(loss)
         if not i:
-            first = jax.tree.map(np.array, state[1][0].mu)
+            change = lambda p, q: np.array((p - q) / RATE)
+            first = jax.tree.map(change, before, state[0])
     return losses, first
 
 
@@ -47,7 +57,8 @@ def runs(start):
         step = jax.jit(memformer.make_step(SIZES, wrap), donate_argnums=0)
         run = step.lower(*args).compile()
         found[name] = (*trained(run, start), bytes_of(run))
-    scheduled = memformer.forms(SIZES, found["own replay"][-1])["schedule"]
+    budget = int(ROOM * found["own replay"][-1])
+    scheduled = memformer.forms(SIZES, budget)["schedule"]
     peak = scheduled.plan(*args).scheduled.peak_bytes
     found["schedule"] = (*trained(scheduled, start), peak)
     return found
@@ -63,9 +74,9 @@ def test_losses_and_gradients_are_those_of_the_plain_step(runs, form):
     assert_close(gradient, other, roundings=16 * 64)
 
 
-def test_schedule_takes_no_more_than_the_own_replay(runs):
+def test_both_take_a_part_of_the_bytes(runs):
     plain, own, scheduled = (peak for *_, peak in runs.values())
-    assert scheduled <= own < plain / 8
+    assert scheduled <= ROOM * own < ROOM * plain / 8
 
 
 def test_slots_remember_what_they_read_and_forget_it(start):
@@ -85,3 +96,16 @@ def test_slots_remember_what_they_read_and_forget_it(start):
     np.testing.assert_allclose(np.linalg.norm(slots(text), axis=-1), 1, rtol=1e-5)
     assert apart[1] > 1e-3  # from the second segment on only the slots differ
     assert apart[-1] < 0.1 * apart[0]
+
+
+@pytest.mark.slow
+def test_the_script_runs(capsys, monkeypatch):
+    """With Adam, and in the bytes of the own replay."""
+    monkeypatch.setattr("sys.argv", ["memformer.py"])
+    memformer.main()
+    lines = capsys.readouterr().out.splitlines()
+    losses = [json.loads(line.split("losses ")[1]) for line in lines]
+    sizes = (re.search(r"peak ([\d,]+) bytes", line)[1] for line in lines)
+    _, own, scheduled = (int(size.replace(",", "")) for size in sizes)
+    assert scheduled <= own and losses[0][-1] < losses[0][0]
+    np.testing.assert_allclose(losses, [losses[0]] * 3, rtol=1e-4)
