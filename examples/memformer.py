@@ -11,9 +11,9 @@ runs a segment once more when the backward pass reaches it: here `jax.checkpoint
 the body of the scan. `jaxmem.schedule` does that to the step that has no checkpoint.
 
 After Wu et al., "Memformer: A Memory-Augmented Transformer for Sequence Modeling",
-arXiv 2010.06891: slots, reading, writing, forgetting by biased normalization (sections
-3.2 to 3.5) and the replay (section 4) are as there. Simpler than there: one causal
-decoder instead of an encoder and a decoder, and a writer with one head.
+arXiv 2010.06891: slots, reading, writing, forgetting by biased normalization and the
+replay are as there. Simpler than there: one causal decoder instead of an encoder and a
+decoder, and a writer with one head.
 """
 
 import dataclasses

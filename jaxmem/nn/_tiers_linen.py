@@ -41,13 +41,14 @@ class MultiTierAdapter(nn.Module):
 
     Limits:
         A tier costs an array of its size: of many early layers, take every k-th one.
-        The authors drop a tenth of the first term of the output while they train:
-        that, and how long weights take to warm up, is left to the caller.
+        The authors' dropout of a tenth of the first term of the output is left out.
 
     Source:
         Diao et al., "SHERL: Synthesizing High Accuracy and Efficient Memory for
-        Resource-Limited Transfer Learning", arXiv 2407.07523, section 3; details, such
-        as norms and the gate, are those of the authors' code for transformers.
+        Resource-Limited Transfer Learning", arXiv 2407.07523: tiers, redundancy, late
+        layers. Norms, the gate and the small terms in quotients are those of the
+        authors' code for transformers, where the redundancy counts a tier itself, too.
+        There every layer is a tier; here the caller chooses them.
     """
 
     reduction: int = 2
