@@ -136,7 +136,17 @@ def count() -> str:
 @figures("headlines, replay")
 def replay() -> str:
     """Bytes and time of the LSTM that is replayed through time."""
-    found = row("headlines", {"source": "Memformer"})
+    return _sentence("Memformer")
+
+
+@figures("headlines, late layers")
+def late_layers() -> str:
+    """Bytes and time of a model whose late layers are trained."""
+    return _sentence("SHERL")
+
+
+def _sentence(source: str) -> str:
+    found = row("headlines", {"source": source})
     joined = lambda cells: " to ".join(_shown(float(x)) for x in cells)
     sizes, ms = (
         [found.get(f"{side}{column}") for side in ("plain", "jaxmem")]

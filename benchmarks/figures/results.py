@@ -37,6 +37,7 @@ CHIPS = {
     "kernels_sass": H100,
     "latency_hiding": H100,
     "long_context": "1 or 8 H100",
+    "memformer": H100,
     "moment_codes": CPU,
     "many_devices": "1 to 64 H100",
     "layout": NOTHING,

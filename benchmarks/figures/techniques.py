@@ -147,6 +147,19 @@ def memory_layers() -> str:
     return table(("layers", "gradient", *heads), cells)
 
 
+@figures("memformer")
+def memformer() -> str:
+    """The peak and the time of a step over segments, in three forms."""
+    titles = {
+        "plain": "plain",
+        "own replay": "its own replay, `jax.checkpoint` of a segment",
+        "schedule": "plain, through `jaxmem.schedule`",
+    }
+    found = {r["form"]: both(r) for r in rows("memformer")}
+    lines = [(title, found[form]) for form, title in titles.items()]
+    return table(("step", "peak, MiB / predicted ms"), lines)
+
+
 def both(r: Row) -> str:
     """The peak and the time of a row, in MiB and ms."""
     return f"{float(r['peak MiB']):,.0f} / {float(r['predicted ms']):.1f}"

@@ -71,11 +71,12 @@ PARTS: tuple[Claim, ...] = (
     lora("BERT-base", "16 x 512"),
     lora("Llama 1B, 4 layers", "2 x 2048"),
     Claim(
-        *("SHERL", ARXIV + "2407.07523", "late layers without the side network"),
+        *("SHERL", ARXIV + "2407.07523", "late layers, of merged early ones"),
         *("", None, None),
         "BERT-base, 16 x 512, temporaries of an H100: all of it plain, and its late "
-        "half substituted and scheduled",
-        "Its abstract has no figure, and its side network is no part of the library.",
+        "half with a `MultiTierAdapter` of the early six layers, substituted and "
+        "scheduled",
+        "Its abstract has no figure.",
         compiled("MiB", parts.late_half),
     ),
 )

@@ -108,17 +108,36 @@ def velora() -> Pair:
     return temp(nn.Dense), temp(projected)
 
 
-# -- SHERL: the late half of a frozen BERT
+# -- SHERL: the late half of a BERT, which reads merged outputs of the frozen half
+
+
+EARLY = 6
+
+
+class LateTuned(nn.Module):
+    """The layers of a stack, by the same names, and an adapter before the late ones."""
+
+    config: frozen_models.EncoderConfig
+
+    @nn.compact
+    def __call__(self, x):
+        c, tiers = self.config, []
+        for number in range(c.layers):
+            if number == EARLY:
+                x = linen.MultiTierAdapter(name="adapter")(tiers)
+            layer = frozen_models.EncoderLayer(c, nn.Dense, name=f"layer_{number}")
+            x, _ = layer(x, None)
+            tiers.append(x)
+        return x
 
 
 def late_half() -> Pair:
     """Gradient of all layers, plain, and of the late half, substituted; compiled."""
     config = frozen_models.EncoderConfig()
     x = SDS((16, 512, config.width), config.dtype)
-    plain = frozen_models.Stack(config, frozen_models.EncoderLayer)
-    params = abstract_params(plain, x)
 
-    def temp(model, wanted) -> Side:
+    def temp(model, wanted, scheduled) -> Side:
+        params = abstract_params(model, x)
         trained, frozen = jaxmem.trainable(params, wanted)
         loss = lambda params, x: mean_square(model)(params, x, jax.random.key(0))
 
@@ -126,8 +145,10 @@ def late_half() -> Pair:
             return jaxmem.value_and_grad(loss)(trained, frozen, x)
 
         args = trained, frozen, x
-        how = {"target": "h100", "donate": (), "scheduled": model is not plain}
+        how = {"target": "h100", "donate": (), "scheduled": scheduled}
         return size_and_ms(estimated(gradient, *args, **how))
 
-    late = [f"layer_{number}" for number in range(6, 12)]
-    return temp(plain, everything), temp(jaxmem.substitute(plain), late)
+    late = ["adapter", *(f"layer_{n}" for n in range(EARLY, config.layers))]
+    plain = frozen_models.Stack(config, frozen_models.EncoderLayer)
+    tuned = jaxmem.substitute(LateTuned(config))
+    return temp(plain, everything, False), temp(tuned, late, True)

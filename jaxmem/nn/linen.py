@@ -36,6 +36,7 @@ from jaxmem.nn._mesa_linen import MesaDense as MesaDense
 from jaxmem.nn._reversible_linen import Reversible as Reversible
 from jaxmem.nn._sampled_linen import SampledDense as SampledDense
 from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
+from jaxmem.nn._tiers_linen import MultiTierAdapter as MultiTierAdapter
 
 __all__ = [
     "BatchNorm",
@@ -52,6 +53,7 @@ __all__ = [
     "MesaDense",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
+    "MultiTierAdapter",
     "ProductKeyMemory",
     "RMSNorm",
     "Reversible",

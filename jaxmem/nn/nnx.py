@@ -28,6 +28,7 @@ from jaxmem.nn._reversible_nnx import Reversible as Reversible
 from jaxmem.nn._sampled_nnx import NormCache as NormCache
 from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
 from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
+from jaxmem.nn._tiers_nnx import MultiTierAdapter as MultiTierAdapter
 
 __all__ = [
     "BatchNorm",
@@ -42,6 +43,7 @@ __all__ = [
     "MSRMSNorm",
     "MesaDense",
     "MultiHeadAttention",
+    "MultiTierAdapter",
     "NormCache",
     "ProductKeyMemory",
     "RMSNorm",

@@ -29,6 +29,8 @@ LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
 MEMORY = {"num_keys": (None, *COUNT), "features": COUNT, "heads": (None, *COUNT)}
 MEMORY |= {"k": (None, *COUNT, 9), "key_features": (None, *COUNT, 3)}
 MEMORY |= {"gated": (None, 3, "x"), "query_norm": (3, "x")}
+TIERS = {"reduction": (None, *COUNT), "dtype": DTYPE, "param_dtype": DTYPE}
+TIERS |= {"gate_init": FUNCTION}
 REVERSIBLE = {"length": (None, *COUNT), "stream_dtype": DTYPE}
 RNGS = flax_nnx.Rngs(0)
 
@@ -54,6 +56,7 @@ LINEN = [
     (linen.MesaDense, {"features": 2}, MESA),
     (linen.LoRADense, {"features": 2}, LORA),
     (linen.ProductKeyMemory, {"num_keys": 8, "k": 2, "key_features": 4}, MEMORY),
+    (linen.MultiTierAdapter, {}, TIERS),
     (linen.Reversible, {"f": linen.Dense(2), "g": linen.Dense(2), "length": 2},
         {"f": FUNCTION, "g": FUNCTION, **REVERSIBLE}),
 ]  # fmt: skip
@@ -74,6 +77,8 @@ NNX = [
     (nnx.ProductKeyMemory,
         {"in_features": 4, "num_keys": 8, "k": 2, "key_features": 4},
         {**MEMORY, "in_features": (None, *COUNT), "use_values": (None, 3, "x")}),
+    (nnx.MultiTierAdapter, {"in_features": 4, "tiers": 2},
+        {**TIERS, "in_features": (None, *COUNT), "tiers": (None, *COUNT, 1)}),
     (nnx.Reversible, {"f": _nnx_dense, "g": _nnx_dense, "length": 2},
         {"f": FUNCTION, "g": FUNCTION, **REVERSIBLE}),
 ]  # fmt: skip
