@@ -6,7 +6,7 @@ The step of `examples/memformer.py` with Adam: 64 segments of 8 x 128 tokens, 4 
 of width 512, 32 memory slots, float32; parameters and moments donated. "plain" is the
 step as it is, "own replay" the same with `jax.checkpoint` around a segment (the paper's
 memory replay back-propagation), "schedule" the plain step through `jaxmem.schedule`,
-whose budget is the peak of "own replay", with the first candidate that fits.
+whose budget is the peak of "own replay".
 """
 
 import functools
@@ -25,7 +25,7 @@ def measure(form: str):
     step, how = make_step(LARGE, FORMS[form]), {"donate_argnums": 0}
     if form == "schedule":
         budget = least_budget(LARGE, TARGET)
-        how |= {"target": TARGET, "quick": True}
+        how |= {"target": TARGET}
         step, how = jaxmem.schedule(step, budget, **how), {}
     report = jaxmem.estimate(step, *shapes(LARGE), target=TARGET, **how)
     sizes = report.argument_bytes / MIB, report.temp_bytes / MIB
