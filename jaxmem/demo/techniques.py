@@ -91,9 +91,9 @@ class _Sampled(linen.SampledDense):
     rng_collection: str = field(default="dropout", kw_only=True)
 
     @nn.compact
-    def __call__(self, inputs, deterministic=None, row_norms=None):
+    def __call__(self, inputs, deterministic=None, row_norms=None, sample_ids=None):
         keyless = not self.has_rng(self.rng_collection)
-        return super().__call__(inputs, deterministic or keyless, row_norms)
+        return super().__call__(inputs, deterministic or keyless, row_norms, sample_ids)
 
 
 class _LoRA(nn.Dense):

@@ -303,9 +303,10 @@ def _check_overwritten(model: Any) -> None:
     from flax import nnx
 
     for path, variable in nnx.to_flat_state(nnx.state(model)):
-        if getattr(variable, "type", type(variable)).__name__ == OVERWRITE:
+        kind = getattr(variable, "type", type(variable))
+        if kind.__name__ == OVERWRITE or hasattr(kind, OVERWRITE):
             raise ValueError(
-                f"the model's {'/'.join(map(str, path))} is of {OVERWRITE!r}: its "
+                f"the model's {'/'.join(map(str, path))} is of {kind.__name__!r}: its "
                 "gradient would have to overwrite it, which an nnx.Optimizer does not "
-                "do; train the linen model with a TrainState, or without fp8"
+                "do; train the linen model with a TrainState, or without such a state"
             )

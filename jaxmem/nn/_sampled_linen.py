@@ -53,7 +53,8 @@ class SampledDense(nn.Dense):
             sample, `sample_ids` of the call, or at the same place in the batch. The
             norms are the variable "norm_cache" of Flax's collection
             "_overwrite_with_gradient": differentiate the loss in it, too, and replace
-            it with its gradient, as Flax's `TrainState` does.
+            it with its gradient, as Flax's `TrainState` does. A cache is of one call in
+            a step: the gradients of several calls would be added up.
 
     Saves:
         `budget` of the rows of the input.
@@ -149,7 +150,7 @@ class VeLoRADense(nn.Dense):
             kept = self.variable(_COLLECTION, "projection", *start)
         if self.is_initializing():  # its inputs may be zeros of the right shape
             return ops.dense(inputs, kernel, bias, **options)
-        found = _velora.direction(
+        taken, following = _velora.direction(
             None if kept is None else kept.value,
             inputs,
             groups=self.groups,
@@ -158,6 +159,6 @@ class VeLoRADense(nn.Dense):
             trains=trains,
         )
         if kept is not None and trains:
-            kept.value = found
-        options |= dict(projection=found, scale=self.scale)
+            kept.value = following
+        options |= dict(projection=taken, scale=self.scale)
         return ops.velora_dense(inputs, kernel, bias, **options)

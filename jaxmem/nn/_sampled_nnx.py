@@ -34,6 +34,8 @@ class NormCache(nnx.Variable):
     The gradient of it is its next value: take that, in place of an optimizer's update.
     """
 
+    _overwrite_with_gradient = True  # the name of Flax's collection of such values
+
 
 class SampledDense(nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.sampled_dense`.
@@ -51,7 +53,8 @@ class SampledDense(nnx.Linear):
             that the gradients of their outputs had in the last step with the same
             sample, `sample_ids` of the call, or at the same place in the batch. The
             norms are the `NormCache` of the attribute `norm_cache`: differentiate the
-            loss in it, too, and update the model with its gradient as the new value.
+            loss in it, too, and update the model with its gradient as the new value. A
+            cache is of one call in a step: the gradients of several would be added up.
 
     Saves:
         `budget` of the rows of the input.
@@ -143,14 +146,15 @@ class VeLoRADense(nnx.Linear):
 
     def fit_projection(self, inputs: Float[Array, "*batch d"]) -> None:
         """Takes the direction from inputs of the layer."""
-        self.projection[...] = _velora.found(inputs, self.groups, self.method)
+        found, exists = _velora.found(inputs, self.groups, self.method)
+        self.projection[...] = jnp.where(exists, found, jnp.zeros_like(found))
 
     def __call__(
         self, inputs: Float[Array, "*batch d"], out_sharding: Any = None
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
         kernel, bias = parameters(self, out_sharding)
-        found = _velora.direction(
+        taken, following = _velora.direction(
             self.projection[...],
             inputs,
             groups=self.groups,
@@ -159,12 +163,12 @@ class VeLoRADense(nnx.Linear):
             trains=not self.deterministic,
         )
         if not self.deterministic:
-            self.projection[...] = found
+            self.projection[...] = following
         return ops.velora_dense(
             inputs,
             kernel,
             bias,
-            projection=found,
+            projection=taken,
             scale=self.scale,
             dtype=self.dtype,
             precision=self.precision,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem.ops.common.blocks import vary_alike
+from jaxmem.ops.sampled.velora import projection_if_any
 
 METHODS = ("average", "ema", "svd")
 
@@ -22,16 +23,19 @@ def unknown(features: int, groups: int) -> jax.Array:
     return jnp.zeros(size.shape, jnp.float32)
 
 
-def found(x, groups: int, method: str) -> jax.Array:
-    """The direction of one batch."""
+def found(x, groups: int, method: str) -> tuple[jax.Array, jax.Array]:
+    """The direction of one batch, and whether the batch has any."""
     how = "svd" if method == "svd" else "average"
-    return ops.velora_projection(x, groups, how).astype(jnp.float32)
+    vector, exists = projection_if_any(x, groups, how)
+    return vector.astype(jnp.float32), exists
 
 
 def direction(
     kept, x, *, groups: int, method: str, decay: float, trains: bool
-) -> jax.Array:
-    """The unit vector that this batch takes; to be kept, where the layer trains.
+) -> tuple[jax.Array, jax.Array]:
+    """The unit vector that this batch takes; and what is to be kept.
+
+    Zeros are kept as long as no batch had a direction: one of zeros alone has none.
 
     Args:
       kept: as described above, or None.
@@ -42,12 +46,16 @@ def direction(
     """
     own = partial(found, groups=groups, method=method)
     if kept is None:
-        return own(x)
+        vector, _ = own(x)
+        return vector, vector
     kept, x = vary_alike(kept, jax.lax.stop_gradient(x))
     is_known = jnp.any(kept != 0)
     if method == "ema" and trains:
-        new = own(x)
-        moved = decay * kept + (1 - decay) * new
-        return jnp.where(is_known, ops.velora_projection(moved, 1), new)
+        new, exists = own(x)
+        moved, _ = projection_if_any(decay * kept + (1 - decay) * new, 1, "average")
+        following = jnp.where(exists, jnp.where(is_known, moved, new), kept)
+        return jnp.where(exists | is_known, following, new), following
     # the sums over the batch are computed in the first step alone
-    return jax.lax.cond(is_known, lambda kept, x: kept, lambda _, x: own(x), kept, x)
+    keep = lambda kept, x: (kept, is_known)
+    taken, exists = jax.lax.cond(is_known, keep, lambda _, x: own(x), kept, x)
+    return taken, jnp.where(exists, taken, jnp.zeros_like(taken))

@@ -17,6 +17,7 @@ from flax.linen import fp8_ops
 from flax.training.train_state import TrainState
 
 from jaxmem.accumulate import microbatch
+from jaxmem.nn.nnx import SampledDense
 from jaxmem.optim import accumulate_step, adama, apply_step
 from tests.accumulate.problem import LR, assert_close, assert_same, micro_batches
 
@@ -156,6 +157,15 @@ def test_a_state_for_all_of_the_parameters():
     tx = adama(LR)
     with pytest.raises(TypeError, match=r"tx\.init\(params\['params'\]\)"):
         microbatch(loss, tx, 2)(PARAMS, tx.init(PARAMS), BATCH, None)
+
+
+def test_nnx_has_nothing_for_a_cache_of_norms():
+    """Its gradient would be its next value; `nnx.Optimizer` leaves it alone."""
+    model = SampledDense(5, 3, norm_cache=(4, 2), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    step = microbatch(lambda m, x, key: jnp.mean(m(x) ** 2), optimizer.tx, 2)
+    with pytest.raises(ValueError, match="norm_cache is of 'NormCache'"):
+        step(model, optimizer, jnp.ones((8, 2, 5)), jax.random.key(0))
 
 
 def test_nnx_has_nothing_for_it():

@@ -107,6 +107,25 @@ def test_an_ordinary_init_then_the_first_batch(kind, method):
     assert cosine(seen(X, jnp.full(16, 0.25)), exact) < 0.25  # as it was
 
 
+@pytest.mark.parametrize("first", [0 * X, X.at[0, 0].set(jnp.nan), X[:0]])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_without_a_direction_leaves_the_vector_unknown(method, first):
+    """The first one: zeros, as from a layer that begins with zeros; NaN; no rows."""
+    layer = linen_layer(method=method)
+    step = jax.jit(functools.partial(layer.apply, mutable=["velora"]))
+    variables = initialized(layer, X)
+    state = step(variables, first)[1]
+    assert not state["velora"]["projection"].any()
+    known = step({**variables, **state}, X)[1]
+    assert known["velora"]["projection"].any()
+    again = step({**variables, **known}, first)[1]
+    np.testing.assert_array_equal(*map(jax.tree.leaves, (again, known)))
+    model = nnx_layer(method=method)
+    model(first)
+    model.fit_projection(first)
+    assert not model.projection[...].any()
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", ["linen", "nnx"])
 def test_later_batches_move_an_average_of_all_alone(kind, method):

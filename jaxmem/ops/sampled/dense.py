@@ -79,7 +79,8 @@ def sampled_dense(
         that of x without its last axis, and with any number of samples. Its gradient is
         its next value: of the samples in x it has the norms of this step. A tenth of
         a row's probability is that without a cache, so that none is dropped; a sample
-        not seen yet counts as the mean of the others.
+        not seen yet counts as the mean of the others. A cache is of one call in a
+        step: gradients of several calls, or of `vmap` over it, would be added up.
       sample_ids: which samples of `norm_cache` are in x, such as their numbers in the
         data set, one for each entry of its first axis; -1 for one that has no place
         there. None: those of the same place in the batch of the step before.

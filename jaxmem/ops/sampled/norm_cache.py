@@ -29,6 +29,7 @@ def row_factors(x, cache, ids):
     norms = _of_samples(jax.lax.stop_gradient(cache), ids)
     norms = norms.astype(jnp.float32)
     norms = jnp.where(jnp.isfinite(norms) & (norms > 0), norms, 0.0)
+    norms = _ratio(norms, norms.max(initial=0.0))  # their sum is finite
     # A sample of zeros alone has not been seen yet; in others a zero is padding, say.
     seen = norms.any(tuple(range(1, norms.ndim)), keepdims=True)
     seen = jnp.broadcast_to(seen, norms.shape)

@@ -148,13 +148,18 @@ def velora_projection(
         raise wrong_value("velora_projection: x", x, "an array with a last axis")
     if size % groups:
         raise ValueError(f"velora_projection: groups={groups} must divide {size}")
-    parts = jax.lax.stop_gradient(x).reshape(-1, size // groups)
     with jax.named_scope("jaxmem.velora_projection"):
-        vector = DIRECTIONS[method](parts)
-        norm = jnp.sqrt(jnp.sum(vector * vector))
-        exists = (norm > 0) & jnp.isfinite(norm)
-        alike = jnp.full_like(vector, vector.size**-0.5)
-        return jnp.where(exists, vector / jnp.where(exists, norm, 1.0), alike)
+        return projection_if_any(x, groups, method)[0]
+
+
+def projection_if_any(x, groups: int, method: str) -> tuple[jax.Array, jax.Array]:
+    """The vector as above, and whether it is one of x."""
+    parts = jax.lax.stop_gradient(x).reshape(-1, x.shape[-1] // groups)
+    vector = DIRECTIONS[method](parts)
+    norm = jnp.sqrt(jnp.sum(vector * vector))
+    exists = (norm > 0) & jnp.isfinite(norm)
+    alike = jnp.full_like(vector, vector.size**-0.5)
+    return jnp.where(exists, vector / jnp.where(exists, norm, 1.0), alike), exists
 
 
 def _average(parts):

@@ -136,8 +136,9 @@ def _leaf(name: str, samples: list[Any], how: LowBit, codes: Sequence[str]) -> L
     known = [(error, code) for code, error in errors if math.isfinite(error)]
     if not known:
         raise ValueError(
-            f"gradients: no code has an update that is finite for the leaf {name!r}: "
-            f"{dict(errors)}"
+            f"gradients: no code has an update that is finite for the leaf {name!r}, "
+            f"{dict(errors)}; squares of gradients below 1e-22 or above 1e19 leave the "
+            "range of float32: scale them"
         )
     return LeafCode(name, min(known)[1], errors)
 

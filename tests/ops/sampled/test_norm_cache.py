@@ -194,6 +194,17 @@ def test_a_tenth_of_the_probability_is_that_without_a_cache(case):
         np.testing.assert_allclose(chosen, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e37])
+def test_factors_do_not_depend_on_the_size_of_all_norms(size):
+    """The sum of large ones would not be finite; here with a sample not seen yet."""
+    norms = norms_of(arrays()[2])
+    cache = jnp.concatenate([norms / norms.max(), jnp.zeros((1, TOKENS))])
+    ids = jnp.array([0, 1, SAMPLES])
+    factors = row_factors(arrays()[0], cache, ids)
+    scaled = row_factors(arrays()[0], size * cache, ids)
+    np.testing.assert_allclose(scaled, factors, rtol=1e-5)
+
+
 def test_rows_of_zeros_have_finite_factors():
     """Of x, or of all that a cache knows of the rows that are none."""
     x, _, g = arrays()
