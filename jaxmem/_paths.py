@@ -20,6 +20,7 @@ from jaxmem._checks import shown
 
 Pattern = str | re.Pattern[str]
 Selector = Pattern | Callable[..., bool]
+Ask = Callable[[Callable, str, Any], Any]  # calls a selector that is a function
 
 _NEAREST = 3
 _CODES = "qvalue"
@@ -79,11 +80,15 @@ def _is_selector(one: Any) -> bool:
     return function or isinstance(one, str | re.Pattern)
 
 
+def _of_both(fn: Callable, path: str, leaf: Any) -> Any:
+    return fn(path, leaf)
+
+
 def selected(
     who: str,
     named: Sequence[tuple[str, Any]],
     given: Sequence[Selector],
-    ask: Callable[[Callable, str, Any], Any] = lambda fn, path, leaf: fn(path, leaf),
+    ask: Ask = _of_both,
 ) -> list[bool]:
     """For each (path, leaf) whether any of the selectors wants it."""
     # `ask` calls a selector that is a function; `who` is named in errors.
@@ -170,8 +175,14 @@ def check_selection(who: str, given: Any) -> None:
 
 def selection(who: str, given: Any, tree: Any) -> list[bool]:
     """For each leaf whether `given` selects it; a function is asked for the path."""
-    patterns = selectors(given)
-    if patterns is None:
-        return spread_bools(who, tree, given, _ALLOWED)
-    ask = lambda fn, path, leaf: fn(path)
-    return selected(who, paths_and_leaves(tree), patterns, ask)
+    return wanted_leaves(who, given, tree, _ALLOWED, lambda fn, path, leaf: fn(path))
+
+
+def wanted_leaves(
+    who: str, given: Any, tree: Any, allowed: str, ask: Ask = _of_both
+) -> list[bool]:
+    """For each leaf whether selectors, or a tree of bools, want it."""
+    chosen = selectors(given)
+    if chosen is None:
+        return spread_bools(who, tree, given, allowed)
+    return selected(who, paths_and_leaves(tree), chosen, ask)

@@ -19,9 +19,8 @@ from jaxmem._compat import varying_axes
 from jaxmem._paths import (
     check_bools,
     paths_and_leaves,
-    selected,
     selectors,
-    spread_bools,
+    wanted_leaves,
 )
 from jaxmem.accumulate._overwritten import KEY
 from jaxmem.optim import RowGradients, value_and_row_grad
@@ -87,11 +86,7 @@ def tables_in(params: Any, tables: Any) -> RowTables | None:
     """Which of the parameters are tables, as users say it; None for no tables."""
     if tables is None:
         return None
-    given = selectors(tables)
-    if given is None:
-        wanted = spread_bools(_WHO, params, tables, _ALLOWED)
-    else:
-        wanted = selected(_WHO, paths_and_leaves(params), given)
+    wanted = wanted_leaves(_WHO, tables, params, _ALLOWED)
     if not any(wanted):
         raise ValueError(
             f"{_WHO}={shown(tables)}: selects none of the parameters; leave it out if "

@@ -9,9 +9,7 @@ from jaxmem._paths import (
     has_gradient,
     in_quantized,
     paths_and_leaves,
-    selected,
-    selectors,
-    spread_bools,
+    wanted_leaves,
 )
 from jaxmem.frameworks import Framework, framework_of
 from jaxmem.freezing._split import Frozen, SplitParameters, shapes_of
@@ -91,11 +89,7 @@ def _selected(params: Any, mask: Any) -> list[bool]:
     named = paths_and_leaves(params)
     if not any(has_gradient(leaf) for _, leaf in named):
         raise ValueError(f"trainable: params={shown(params)} hold no array of floats")
-    given = selectors(mask)
-    if given is None:
-        wanted = spread_bools("trainable: mask", params, mask, _ALLOWED)
-    else:
-        wanted = selected("trainable: mask", named, given)
+    wanted = wanted_leaves("trainable: mask", mask, params, _ALLOWED)
     quantized = in_quantized(path for path, _ in named)
     picked = [
         w and has_gradient(x) and not codes

@@ -88,13 +88,14 @@ class SampledDense(nn.Dense):
             )
         kernel, bias = parameters(self, inputs)
         options: Any = dict(dtype=self.dtype, precision=self.precision)
+        cache = None
         if not deterministic and self.norm_cache is not None:
             name = OVERWRITE_WITH_GRADIENT, "norm_cache"
-            cache = self.variable(*name, jnp.zeros, self.norm_cache, jnp.float32)
-            options["norm_cache"] = cache.value
+            start = jnp.zeros, self.norm_cache, jnp.float32
+            cache = self.variable(*name, *start).value
         if deterministic or self.is_initializing():
-            options.pop("norm_cache", None)
             return ops.dense(inputs, kernel, bias, **options)
+        options["norm_cache"] = cache
         options |= dict(budget=self.budget, method=self.method, row_norms=row_norms)
         options |= dict(sample_ids=sample_ids, key=self.make_rng(self.rng_collection))
         return ops.sampled_dense(inputs, kernel, bias, **options)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxmem._checks import check_bool, shown
-from jaxmem._paths import paths_and_leaves, selected, selectors, spread_bools
+from jaxmem._paths import paths_and_leaves, wanted_leaves
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.flatten import is_plain_call, opened
 from jaxmem.ir.graph import JaxprGraph, Values
@@ -85,20 +85,12 @@ def value_and_row_grad(
 
     def value_and_rows(params: Any, *args: Any, **kwargs: Any) -> Any:
         named = paths_and_leaves(params)
-        wanted = _wanted(params, named, tables)
+        wanted = wanted_leaves(_WHO, tables, params, _ALLOWED)
         traced = jaxprs.trace(differentiated, params, *args, **kwargs)
         outs = _computed(traced, named, wanted)
         return jax.tree.unflatten(traced.out_tree, outs)
 
     return value_and_rows
-
-
-def _wanted(params: Any, named: list[tuple[str, Any]], tables: Any) -> list[bool]:
-    """For each leaf of the parameters whether it is a table."""
-    given = selectors(tables)
-    if given is not None:
-        return selected(_WHO, named, given)
-    return spread_bools(_WHO, params, tables, _ALLOWED)
 
 
 def _computed(traced: jaxprs.Traced, named, wanted: list[bool]) -> list[Any]:
