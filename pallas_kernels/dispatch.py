@@ -13,8 +13,15 @@ import jax
 
 from pallas_kernels import chips
 from pallas_kernels._compat import device_in_context, refused, simulated_platform
-from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla, warn_once
+from pallas_kernels.lowering import (
+    KernelCandidate,
+    for_chip,
+    kernel_or_xla,
+    of_leaves,
+    warn_once,
+)
 from pallas_kernels.measured import Measured, load
+from pallas_kernels.partials import partial
 
 Implementation = Literal["xla", "pallas"]
 
@@ -117,8 +124,8 @@ def dispatch(
     if implementation is None:
         ours = _candidates(name, kernels, reasons, found)
         tree = jax.tree.structure(args)
-        of_leaves = functools.partial(_of_leaves, tree)
-        candidates = [k.changed(of_leaves) for k in (*others, *ours)]
+        flat = partial(partial, of_leaves, tree)
+        candidates = [k.changed(flat) for k in (*others, *ours)]
         return kernel_or_xla(xla, candidates, *args)
     run = functools.partial(_by_platform, name, branches, reasons, xla)
     if not xla_derives:
@@ -142,22 +149,21 @@ def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
     return found
 
 
-def _of_leaves(tree: Any, run: Callable) -> Callable[..., tuple]:
-    """`run` from the leaves of its arguments to the leaves of its result."""
-    return lambda *leaves: tuple(jax.tree.leaves(run(*tree.unflatten(leaves))))
-
-
 def _candidates(name, kernels, reasons, found) -> list[KernelCandidate]:
     def one(platform: str, kernel) -> KernelCandidate:
         return KernelCandidate(
             platform,
-            lambda device: chips.chip_name(device) in found[platform],
+            partial(_is_one_of, frozenset(found[platform])),
             kernel,
             reasons.get(platform, ""),
             f"{name} on {NAMES[platform]}",
         )
 
     return [one(*item) for item in kernels.items()]
+
+
+def _is_one_of(names: frozenset[str], device: Any) -> bool:
+    return chips.chip_name(device) in names
 
 
 def _by_platform(name: str, branches, reasons, xla, args):
@@ -226,11 +232,11 @@ def _supported(
         # Tracing itself may fail for a chip that the kernel is not for.
         device = device_in_context(platform)
         if message := chips.needs(name, platform).lacking(device):
-            branches[platform] = functools.partial(_refuse, xla, message)
+            branches[platform] = partial(_refuse, xla, message)
             continue
         try:
             jax.eval_shape(kernel, *args)
-            branches[platform] = functools.partial(_once, name, platform, kernel)
+            branches[platform] = partial(_once, name, platform, kernel)
         except NotImplementedError as error:
             reasons[platform] = str(error)
     return branches, reasons

@@ -5,9 +5,10 @@ chip. The other chooses between XLA and a kernel; every transformation but lower
 treats it as XLA.
 """
 
+import functools
 import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,9 @@ from pallas_kernels._compat import (
 )
 from pallas_kernels._compat import lowered_for as lowered_for
 from pallas_kernels.chips import Needs
+from pallas_kernels.partials import HashablePartial, partial
+
+_TRACED = 256  # functions of which JAX keeps what was traced
 
 # -- a check
 
@@ -97,25 +101,40 @@ def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) 
     # In derivatives it is `xla(*args)`, since kernels have none of their own, and under
     # `vmap` for a kernel that was not measured there.
     leaves, tree = jax.tree.flatten(args)
-
-    def run(*leaves):
-        return tuple(jax.tree.leaves(xla(*tree.unflatten(leaves))))
-
+    run = partial(of_leaves, tree, xla)
     plain = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-    closed = jax.make_jaxpr(run)(*plain)
+    closed = _traced(run, plain)
     consts, number = closed.consts, len(closed.consts)
     if consts:
         # Arrays that `xla` closes over, such as a mask that no kernel supports, may be
         # tracers of the enclosing trace, so they become arguments.
-        run = partial(_of_consts, closed, number)
+        run = functools.partial(_of_consts, closed, number)  # no cache keeps arrays
         plain = [jax.ShapeDtypeStruct(jnp.shape(c), c.dtype) for c in consts] + plain
-        closed = jax.make_jaxpr(run)(*plain)
+        closed = _traced(run, plain)
         candidates = [k.changed(partial(partial, _without, number)) for k in candidates]
         leaves = [*consts, *leaves]
     how = {"jaxpr": closed, "xla": run, "candidates": tuple(candidates)}
     outs = _choice.bind(*leaves, **how, mesh=_mesh_of(leaves))
     outs = [varying_as(x, *map(jax.typeof, leaves)) for x in outs]
-    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(xla, *args)), outs)
+    whole = _jitted(xla) if isinstance(xla, HashablePartial) else xla
+    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(whole, *args)), outs)
+
+
+def of_leaves(tree: Any, function: Callable, *leaves: Any) -> tuple:
+    """The leaves of `function`'s result for an unflattened tree of arguments."""
+    return tuple(jax.tree.leaves(function(*tree.unflatten(leaves))))
+
+
+def _traced(run: Callable, plain: list[Any]) -> Any:
+    """The closed jaxpr; for an equal function, in a like context, the same one."""
+    if isinstance(run, HashablePartial):
+        return _jitted(run).trace(*plain).jaxpr
+    return jax.make_jaxpr(run)(*plain)
+
+
+@lru_cache(_TRACED)
+def _jitted(run: HashablePartial) -> Any:
+    return jax.jit(run)
 
 
 def _mesh_of(arrays: list[Any]) -> Any:
@@ -164,15 +183,24 @@ def _derivative(primals, tangents, *, jaxpr, xla, candidates, mesh):
 
 
 def _under_vmap(args, dims, *, jaxpr, xla, candidates, mesh):
-    mapped = partial(jax.vmap, in_axes=tuple(dims))
+    mapped = partial(partial, _mapped, tuple(dims))
     kept = [k.changed(mapped) for k in candidates if k.vmaps]
     plain = mapped(xla)
     outs = kernel_or_xla(plain, kept, *args) if kept else plain(*args)
     return outs, [0] * len(outs)
 
 
-def _run(*args, **params):
-    return jax.jit(lambda *args: _choice.bind(*args, **params))(*args)
+def _mapped(dims: tuple, function: Callable, *args):
+    return jax.vmap(function, in_axes=dims)(*args)
+
+
+def _run(*args, xla, **params):
+    kept = isinstance(xla, HashablePartial)
+    return (_jitted if kept else jax.jit)(partial(_bound, xla, **params))(*args)
+
+
+def _bound(xla: Callable, *args, **params):
+    return _choice.bind(*args, xla=xla, **params)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Which implementation runs is decided by the platform that is lowered for."""
 
+import functools
 import warnings
 from functools import partial
 
@@ -18,7 +19,7 @@ from jax.sharding import (
 )
 
 import jaxmem
-from pallas_kernels import _compat, simulated
+from pallas_kernels import _compat, partials, simulated
 from pallas_kernels import dispatch as module
 from pallas_kernels.dispatch import dispatch
 from pallas_kernels.lowering import KernelCandidate, kernel_or_xla
@@ -102,6 +103,44 @@ def test_a_measured_kernel_is_taken_for_its_dtype_size_and_pass(measured):
     assert not takes_kernel(chosen, X[:3])
     assert not takes_kernel(lambda x: chosen(x, backward=True), X)
     assert takes_kernel(lambda x: chosen(x, sized_by=jnp.zeros(9)), X[:3])
+
+
+def test_equal_calls_are_lowered_once(measured):
+    """Layers of one kind share the lowering of a kernel."""
+    made = []
+
+    def kernel(factor, x):
+        made.append(factor)
+        return factor * jnp.cos(x)
+
+    def layer(x, factor):
+        xla, gpu = (partials.partial(f, factor) for f in (jnp.multiply, kernel))
+        return dispatch("op", None, x, xla=xla, gpu=gpu)
+
+    with jax.sharding.use_abstract_mesh(chip_mesh("NVIDIA H100 80GB HBM3", 1)):
+        factors = [2.0, 2.0, 2.0, 2.0, 3.0, 3.0]
+        layers = jax.jit(lambda x: functools.reduce(layer, factors, x))
+        text = export.export(layers, platforms=["cuda"])(X).mlir_module()
+    assert text.count("stablehlo.cosine") == len(factors)
+    # traced and lowered; the first array alone has a type without the mesh
+    assert made == 2 * [2.0, 2.0, 3.0]
+
+
+def test_equal_calls_are_compiled_once_without_a_jit(measured, caplog):
+    twice = partials.partial(jnp.multiply, 2.0)
+    call = lambda: dispatch("op", None, X, xla=twice, gpu=on_gpu)
+    with jax.log_compiles():
+        assert (call() == 2 * X).all() and "Compiling" in caplog.text
+        caplog.clear()
+        call()
+    assert "Compiling" not in caplog.text
+
+
+def test_arrays_are_compared_by_no_value():
+    same = partials.partial(plain, 1, dtype=jnp.float32)
+    assert same == partials.partial(plain, 1, dtype=jnp.float32)
+    assert same != partials.partial(plain, 2, dtype=jnp.float32)
+    assert isinstance(partials.partial(plain, X), partial)  # kept by no cache
 
 
 def test_names_of_chips_are_those_of_devices(monkeypatch):

@@ -20,6 +20,7 @@ from jaxmem.ops.activations.inverse import UnimodalFunction, invert, settled, st
 from jaxmem.ops.common.lean import FAR_OUT
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
+from pallas_kernels.partials import partial
 
 INV_SQRT_2PI = 0.3989422804014327
 # P(-u) = exp(-u^2 / 2) times this polynomial without constant in 1 / (1 + 0.35 u), to
@@ -193,16 +194,13 @@ def _dispatch(
     op: str, implementation, function: str, *arrays: Array, xla=None, **how
 ) -> Any:
     """The `function` of the module for each platform; `xla` replaces some of `how`."""
-
-    def on(platform, **other):
-        def run(*arrays):
-            return getattr(kernel_module("activation", platform), function)(
-                *arrays, **how | other
-            )
-
-        return run
-
+    on = functools.partial(partial, _run, function)
+    each = {"xla": on("reference", **how | (xla or {}))}
+    each |= {platform: on(platform, **how) for platform in ("tpu", "gpu")}
     with jax.named_scope(f"jaxmem.{op}"):
-        each = {"xla": on("reference", **xla or {}), "tpu": on("tpu"), "gpu": on("gpu")}
         run = functools.partial(dispatch, op, implementation, *arrays, **each)
         return run(backward=function.endswith("backward"), xla_derives=True)
+
+
+def _run(function: str, platform: str, *arrays: Array, **how) -> Any:
+    return getattr(kernel_module("activation", platform), function)(*arrays, **how)

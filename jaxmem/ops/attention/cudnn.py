@@ -26,6 +26,7 @@ from jaxmem.ops.attention.mapped import joins_batch
 from jaxmem.ops.attention.partitioned import in_parts
 from pallas_kernels.attention import all_of
 from pallas_kernels.lowering import warn_once
+from pallas_kernels.partials import partial
 
 PLATFORM, NAME = "cuda", "cuDNN's attention"
 PARTITIONED = True  # passes take `sharded`
@@ -34,7 +35,7 @@ PARTITIONED = True  # passes take `sharded`
 def wins(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras):
     """A predicate of a GPU: whether its cuDNN does what `refusal` has let through."""
     del q, bias
-    return functools.partial(_wins, form_of(rules, extras), k.shape[1])
+    return partial(_wins, form_of(rules, extras), k.shape[1])
 
 
 def _wins(form: CudnnForm, keys: int, device: Any) -> bool:

@@ -7,7 +7,6 @@ The forward and the backward pass choose each for itself: between them are the s
 arrays.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 from jaxmem.ops.attention import blockwise, cudnn, splash
@@ -17,6 +16,7 @@ from jaxmem.ops.codes.quantization import Quantization
 from pallas_kernels.attention import Inputs
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 from pallas_kernels.lowering import KernelCandidate
+from pallas_kernels.partials import partial
 
 _DIFFERENTIATED = ("q", "k", "v", "bias")
 
@@ -33,22 +33,19 @@ class AttentionCall(NamedTuple):
 def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
     """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
 
-    def on(platform):
-        def run(q, k, v, bias, extras):
-            run = kernel_module("attention", platform).forward
-            inputs, blocks = Inputs(q, k, v, bias, extras), (call.block_q, None)
-            return run(inputs, call.blocks.rules, blocks=blocks)
-
-        return run
-
     rules, inputs = call.blocks.rules, (q, k, bias, extras)
     return dispatch(
         *("attention", call.implementation, q, k, v, bias, extras),
-        xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
-        tpu=on("tpu"),
-        gpu=on("gpu"),
+        xla=partial(blockwise.forward, call.blocks),
+        tpu=partial(_forward, call, "tpu"),
+        gpu=partial(_forward, call, "gpu"),
         others=_of_others("forward", rules, inputs),
     )
+
+
+def _forward(call: AttentionCall, platform: str, *inputs):
+    run = kernel_module("attention", platform).forward
+    return run(Inputs(*inputs), call.blocks.rules, blocks=(call.block_q, None))
 
 
 def _takers(rules: Rules, inputs: tuple) -> list[Any]:
@@ -60,7 +57,7 @@ def _of_others(name: str, rules: Rules, inputs: tuple, *more) -> list[KernelCand
     """Their kernels for a pass, "forward" or "backward"; `more`: what is static."""
     found = []
     for maker in _takers(rules, inputs):
-        run = functools.partial(getattr(maker, name), rules, *more)
+        run = partial(getattr(maker, name), rules, *more)
         candidate = KernelCandidate(
             platform=maker.PLATFORM,
             wins=maker.wins(rules, *inputs),
@@ -68,7 +65,7 @@ def _of_others(name: str, rules: Rules, inputs: tuple, *more) -> list[KernelCand
             reason="",
             name=f"{maker.NAME}, {name}",
             vmaps=True,
-            sharded=functools.partial(run, sharded=True) if maker.PARTITIONED else None,
+            sharded=partial(run, sharded=True) if maker.PARTITIONED else None,
         )
         found.append(candidate)
     return found
@@ -87,20 +84,6 @@ def backward(
 ) -> dict[str, Any]:
     """A dict of the gradients named in `wanted`."""
 
-    def on(platform):
-        def run(saved, g):
-            extras = Extras(*(saved[name] for name in Extras._fields))
-            arrays = (saved.get(name) for name in _DIFFERENTIATED)
-            results = tuple(saved.get(name) for name in ("o", "top", "log_total"))
-            run = kernel_module("attention", platform).backward
-            inputs, blocks = Inputs(*arrays, extras=extras), (call.block_q, None)
-            args = inputs, results, g, call.blocks.rules
-            grads = run(*args, wanted=wanted, blocks=blocks)
-            named = zip(_DIFFERENTIATED, grads, strict=True)
-            return {name: x for name, x in named if name in wanted}
-
-        return run
-
     extras = Extras(*(saved[name] for name in Extras._fields))
     inputs = saved["q"], saved["k"], saved.get("bias"), extras
     rules, others = call.blocks.rules, ()
@@ -108,10 +91,22 @@ def backward(
         others = _of_others("backward", rules, inputs, wanted)
     return dispatch(
         *("attention", call.implementation, saved, g),
-        xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),
-        tpu=on("tpu"),
-        gpu=on("gpu"),
+        xla=partial(blockwise.backward, call.blocks, wanted),
+        tpu=partial(_backward, call, wanted, "tpu"),
+        gpu=partial(_backward, call, wanted, "gpu"),
         sized_by=saved["q"],
         backward=True,
         others=others,
     )
+
+
+def _backward(call: AttentionCall, wanted: frozenset[str], platform: str, saved, g):
+    extras = Extras(*(saved[name] for name in Extras._fields))
+    arrays = (saved.get(name) for name in _DIFFERENTIATED)
+    results = tuple(saved.get(name) for name in ("o", "top", "log_total"))
+    run = kernel_module("attention", platform).backward
+    inputs, blocks = Inputs(*arrays, extras=extras), (call.block_q, None)
+    args = inputs, results, g, call.blocks.rules
+    grads = run(*args, wanted=wanted, blocks=blocks)
+    named = zip(_DIFFERENTIATED, grads, strict=True)
+    return {name: x for name, x in named if name in wanted}

@@ -14,6 +14,7 @@ from jaxmem.ops.cross_entropy import rows as xla
 from jaxmem.ops.cross_entropy.rows import Head, Rows
 from pallas_kernels.cross_entropy import LossOptions
 from pallas_kernels.dispatch import dispatch, kernel_module
+from pallas_kernels.partials import partial
 
 _NAME = "linear_cross_entropy"
 
@@ -22,8 +23,8 @@ def forward(head: Head, x, kernel, bias, labels) -> Rows:
     """The numbers of each token."""
     return dispatch(
         *(_NAME, head.implementation, x, kernel, bias, labels),
-        xla=functools.partial(xla.forward, head),
-        tpu=functools.partial(_forward, head),
+        xla=partial(xla.forward, head),
+        tpu=partial(_forward, head),
     )
 
 
@@ -31,8 +32,8 @@ def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
     """A dict of the gradients named in `wanted`."""
     return dispatch(
         *(_NAME, head.implementation, saved, g),
-        xla=functools.partial(xla.backward, head, wanted),
-        tpu=functools.partial(_backward, head, wanted),
+        xla=partial(xla.backward, head, wanted),
+        tpu=partial(_backward, head, wanted),
         sized_by=saved["x"],
         backward=True,
     )

@@ -19,6 +19,7 @@ from jaxmem.ops.norms.moments import Norm, affine, clipped, raw_moments
 from jaxmem.ops.randomness.dropout import DropoutMask, masked
 from pallas_kernels import dispatch
 from pallas_kernels.norm import NormRules
+from pallas_kernels.partials import partial
 
 NAMES = ("x", "residual", "scale", "bias")
 
@@ -81,12 +82,11 @@ def _dispatch(
     call: AddNorm, xla, kernel, arrays: dict[str, Any], *, backward: bool
 ) -> dict[str, Any]:
     """`xla(arrays)`, or `kernel(platform, arrays)`."""
-    on = lambda platform: lambda arrays: kernel(platform, arrays)
     return dispatch.dispatch(
         *(call.name, call.implementation, arrays),
         xla=xla,
-        tpu=on("tpu"),
-        gpu=on("gpu"),
+        tpu=partial(kernel, "tpu"),
+        gpu=partial(kernel, "gpu"),
         sized_by=arrays["g" if backward else "x"],
         backward=backward,
         xla_derives=True,
@@ -119,8 +119,8 @@ def _forward_kernel(call: AddNorm, stats: bool, platform: str, a) -> dict[str, A
 
 
 def _forward(call: AddNorm, stats: bool, arrays) -> dict[str, Any]:
-    xla = functools.partial(_forward_xla, call, stats)
-    kernel = functools.partial(_forward_kernel, call, stats)
+    xla = partial(_forward_xla, call, stats)
+    kernel = partial(_forward_kernel, call, stats)
     return _dispatch(call, xla, kernel, arrays, backward=False)
 
 
@@ -218,8 +218,8 @@ def _backward_kernel(call: AddNorm, outs, platform: str, a) -> dict[str, Any]:
 
 
 def _backward(call: AddNorm, x_dtype, outs, arrays) -> dict[str, Any]:
-    xla = functools.partial(_backward_xla, call, x_dtype, outs)
-    kernel = functools.partial(_backward_kernel, call, outs)
+    xla = partial(_backward_xla, call, x_dtype, outs)
+    kernel = partial(_backward_kernel, call, outs)
     return _dispatch(call, xla, kernel, arrays, backward=True)
 
 

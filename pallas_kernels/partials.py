@@ -1,0 +1,35 @@
+"""Functions with static arguments, equal where these and the functions are.
+
+JAX traces a function, and lowers an operation, once for all that are equal. Layers of
+one kind call an op with equal arguments, and each call makes functions of its own.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class HashablePartial:
+    """A `functools.partial` that is compared by its function and arguments."""
+
+    function: Callable[..., Any]
+    static: tuple[Any, ...]
+    named: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*self.static, *args, **dict(self.named), **kwargs)
+
+
+def partial(
+    function: Callable[..., Any], *static: Any, **named: Any
+) -> Callable[..., Any]:
+    """`functools.partial`, compared by value where all in it can be hashed."""
+    # arrays cannot, so that none is ever kept by a cache that has this as its key
+    one = HashablePartial(function, static, tuple(sorted(named.items())))
+    try:
+        hash(one)
+    except TypeError:
+        return functools.partial(function, *static, **named)
+    return one
