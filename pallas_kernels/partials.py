@@ -25,11 +25,19 @@ class HashablePartial:
 def partial(
     function: Callable[..., Any], *static: Any, **named: Any
 ) -> Callable[..., Any]:
-    """`functools.partial`, compared by value where all in it can be hashed."""
-    # arrays cannot, so that none is ever kept by a cache that has this as its key
+    """`functools.partial`, compared by value where nothing in it may hold an array."""
+    # a cache that has it as its key would keep the array, or one that is traced
     one = HashablePartial(function, static, tuple(sorted(named.items())))
+    if all(map(_holds_no_array, (function, *static, *named.values()))):
+        return one
+    return functools.partial(function, *static, **named)
+
+
+def _holds_no_array(value: Any) -> bool:
+    if isinstance(value, functools.partial) or getattr(value, "__closure__", None):
+        return False
     try:
-        hash(one)
+        hash(value)
     except TypeError:
-        return functools.partial(function, *static, **named)
-    return one
+        return False
+    return True

@@ -105,16 +105,20 @@ def test_a_measured_kernel_is_taken_for_its_dtype_size_and_pass(measured):
     assert takes_kernel(lambda x: chosen(x, sized_by=jnp.zeros(9)), X[:3])
 
 
+COUNTED = []
+
+
+def counted(factor, x):
+    COUNTED.append(factor)
+    return factor * jnp.cos(x)
+
+
 def test_equal_calls_are_lowered_once(measured):
     """Layers of one kind share the lowering of a kernel."""
-    made = []
-
-    def kernel(factor, x):
-        made.append(factor)
-        return factor * jnp.cos(x)
+    COUNTED.clear()
 
     def layer(x, factor):
-        xla, gpu = (partials.partial(f, factor) for f in (jnp.multiply, kernel))
+        xla, gpu = (partials.partial(f, factor) for f in (jnp.multiply, counted))
         return dispatch("op", None, x, xla=xla, gpu=gpu)
 
     with jax.sharding.use_abstract_mesh(chip_mesh("NVIDIA H100 80GB HBM3", 1)):
@@ -123,7 +127,7 @@ def test_equal_calls_are_lowered_once(measured):
         text = export.export(layers, platforms=["cuda"])(X).mlir_module()
     assert text.count("stablehlo.cosine") == len(factors)
     # traced and lowered; the first array alone has a type without the mesh
-    assert made == 2 * [2.0, 2.0, 3.0]
+    assert COUNTED == 2 * [2.0, 2.0, 3.0]
 
 
 def test_equal_calls_are_compiled_once_without_a_jit(measured, caplog):
@@ -140,7 +144,9 @@ def test_arrays_are_compared_by_no_value():
     same = partials.partial(plain, 1, dtype=jnp.float32)
     assert same == partials.partial(plain, 1, dtype=jnp.float32)
     assert same != partials.partial(plain, 2, dtype=jnp.float32)
-    assert isinstance(partials.partial(plain, X), partial)  # kept by no cache
+    x = X + 1
+    for one in (x, lambda: x, partial(plain, x)):
+        assert isinstance(partials.partial(plain, one), partial)  # kept by no cache
 
 
 def test_names_of_chips_are_those_of_devices(monkeypatch):
