@@ -543,3 +543,11 @@ def test_every_name_has_a_test():
     functions = [name for name in names if not inspect.ismodule(vars(_compat)[name])]
     assert len(functions) > 50
     assert [name for name in functions if f"_compat.{name}" not in text] == []
+
+
+def test_what_equations_share_they_share_in_another_mesh():
+    """JAX lowers a body once for all equations that have the same object."""
+    inner = jax.jit(jnp.sin)
+    closed = jax.make_jaxpr(lambda x: inner(inner(x)))(1.0)
+    first, second = _compat.in_mesh_in_context(closed.jaxpr).eqns
+    assert first.params["jaxpr"] is second.params["jaxpr"]

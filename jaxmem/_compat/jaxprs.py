@@ -40,13 +40,21 @@ def in_mesh_in_context(jaxpr):
     An equation is lowered in the mesh that it was traced in.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    known: dict[int, Any] = {}  # JAX lowers once what several equations share
 
     def within(value):
         if isinstance(value, (tuple, list)):
             return type(value)(map(within, value))
-        if isinstance(value, ClosedJaxpr):
-            return value.replace(jaxpr=in_mesh_in_context(value.jaxpr))
-        return in_mesh_in_context(value) if isinstance(value, Jaxpr) else value
+        if not isinstance(value, (Jaxpr, ClosedJaxpr)):
+            return value
+        if id(value) not in known:
+            closed = isinstance(value, ClosedJaxpr)
+            new = all_moved(value.jaxpr if closed else value)
+            known[id(value)] = value.replace(jaxpr=new) if closed else new
+        return known[id(value)]
+
+    def all_moved(jaxpr):
+        return jaxpr.replace(eqns=list(map(moved, jaxpr.eqns)))
 
     def moved(eqn):
         if eqn.ctx.cur_abstract_mesh.empty:
@@ -54,7 +62,7 @@ def in_mesh_in_context(jaxpr):
         params = {k: within(v) if _has_jaxpr(v) else v for k, v in eqn.params.items()}
         return eqn.replace(params=params)
 
-    return jaxpr.replace(eqns=list(map(moved, jaxpr.eqns)))
+    return all_moved(jaxpr)
 
 
 def in_mesh(eqn, mesh):
