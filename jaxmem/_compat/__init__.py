@@ -8,6 +8,7 @@ from jaxmem._compat.absent_devices import absent_gpu as absent_gpu
 from jaxmem._compat.absent_devices import no_absent_gpu as no_absent_gpu
 from jaxmem._compat.avals import empty_like as empty_like
 from jaxmem._compat.avals import typed_as as typed_as
+from jaxmem._compat.avals import vary as vary
 from jaxmem._compat.avals import varying_axes as varying_axes
 from jaxmem._compat.avals import without_mesh as without_mesh
 from jaxmem._compat.compiling import compile_module as compile_module
