@@ -16,9 +16,11 @@ from jaxmem._checks.messages import wrong_value as wrong_value
 from jaxmem._checks.names import check_axis_name as check_axis_name
 from jaxmem._checks.names import check_callable as check_callable
 from jaxmem._checks.names import check_choice as check_choice
+from jaxmem._checks.names import check_donated as check_donated
 from jaxmem._checks.names import check_names as check_names
 from jaxmem._checks.names import check_options as check_options
 from jaxmem._checks.names import check_places as check_places
+from jaxmem._checks.names import check_static as check_static
 from jaxmem._checks.names import check_text as check_text
 from jaxmem._checks.numbers import check_bool as check_bool
 from jaxmem._checks.numbers import check_count as check_count
