@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxmem.memory import format_bytes
-from jaxmem.pages import aligned
+from jaxmem.pages import aligned, rich_table
 from jaxmem.scheduling.plan.data import PlanData
 from jaxmem.scheduling.plan.rows import (
     Gradient,
@@ -37,14 +37,9 @@ def as_text(plan: PlanData) -> str:
 
 def as_rich(plan: PlanData) -> Any:
     """The plan as a `rich` table."""
-    from rich.table import Table
-
-    table = Table(*HEAD, title="\n".join(_above(plan)))
     cells = [*rows(plan)]
-    for row in cells[:_SHOWN]:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    table.caption = "\n".join(below(plan, len(cells), _SHOWN)) or None
-    return table
+    remarks = below(plan, len(cells), _SHOWN)
+    return rich_table(HEAD, cells[:_SHOWN], "\n".join(_above(plan)), remarks)
 
 
 def _above(plan: PlanData) -> list[str]:
