@@ -10,6 +10,7 @@ from jaxmem._checks.arrays import check_array as check_array
 from jaxmem._checks.arrays import check_dtype as check_dtype
 from jaxmem._checks.arrays import check_key as check_key
 from jaxmem._checks.arrays import check_precision as check_precision
+from jaxmem._checks.messages import array_text as array_text
 from jaxmem._checks.messages import shown as shown
 from jaxmem._checks.messages import wrong_type as wrong_type
 from jaxmem._checks.messages import wrong_value as wrong_value

@@ -14,8 +14,6 @@ from jaxmem._compat.avals import without_mesh as without_mesh
 from jaxmem._compat.compiling import compile_module as compile_module
 from jaxmem._compat.cudnn import cudnn_attention as cudnn_attention
 from jaxmem._compat.cudnn import cudnn_attention_grads as cudnn_attention_grads
-from jaxmem._compat.devices import cudnn_version as cudnn_version
-from jaxmem._compat.devices import runs_here as runs_here
 from jaxmem._compat.exports import export as export
 from jaxmem._compat.exports import with_results_of_calls as with_results_of_calls
 from jaxmem._compat.jaxprs import PRIMITIVES as PRIMITIVES
@@ -43,12 +41,14 @@ from jaxmem._compat.jitted import jit_info as jit_info
 from jaxmem._compat.jitted import names_shardings as names_shardings
 from jaxmem._compat.jitted import without_compiler_options as without_compiler_options
 from jaxmem._compat.jobs import JobStore as JobStore
-from jaxmem._compat.lowering import is_for_export as is_for_export
-from jaxmem._compat.lowering import is_on_one_device as is_on_one_device
 from jaxmem._compat.partitioning import counted_partitions as counted_partitions
 from jaxmem._compat.partitioning import partitioned_by as partitioned_by
 from jaxmem._compat.partitioning import partitions_in as partitions_in
+from jaxmem._compat.platforms import cudnn_version as cudnn_version
+from jaxmem._compat.platforms import is_for_export as is_for_export
 from jaxmem._compat.platforms import is_for_tpu as is_for_tpu
+from jaxmem._compat.platforms import is_on_one_device as is_on_one_device
+from jaxmem._compat.platforms import runs_here as runs_here
 from jaxmem._compat.platforms import traced_for_tpu as traced_for_tpu
 from jaxmem._compat.propagation import propagated as propagated
 from jaxmem._compat.random import is_partitionable as is_partitionable

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
-from jaxmem._checks import check_callable, check_numbers, wrong_type
+from jaxmem._checks import array_text, check_callable, check_numbers, wrong_type
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
 from jaxmem.frameworks import module_scopes
 from jaxmem.ir.jaxprs import bodies, exchanged, is_array, is_var, split
@@ -172,7 +172,7 @@ class _Equal:
     def cells(self) -> tuple[str, ...]:
         times = f"{self.count} x " if self.count > 1 else ""
         e = self.first
-        array = f"{times}{e.dtype}[{','.join(map(str, e.shape))}]"
+        array = times + array_text(e)
         size = format_bytes(self.bytes)
         return size, array, e.kind, e.operation, self.module, e.source
 
