@@ -27,6 +27,7 @@ from benchmarks._common import (
 )
 from benchmarks.models.transformers import abstract_params, masked_loss
 from benchmarks.release import TOKENS, model
+from benchmarks.steps.train import flat_step
 
 COUNTS = {"h100": (1, 2, 4, 8, 32), "tpu-v5e": (1, 2, 4, 8, 32)}
 PATIENCE = 3600  # seconds: a compile for TPU takes minutes, more on a busy machine
@@ -48,11 +49,7 @@ def multi_steps(loss, n: int):
     """`optax.MultiSteps`: one call a micro-batch."""
     tx = optax.MultiSteps(optax.adam(1e-3), n)
 
-    def step(params, state, tokens, key):
-        value, grads = jax.value_and_grad(loss)(params, tokens, key)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
+    step = flat_step(jax.value_and_grad(loss), tx)
     return jax.jit(step, donate_argnums=(0, 1)), tx, 1
 
 

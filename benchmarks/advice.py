@@ -129,9 +129,5 @@ def rows(name: str) -> Iterator[Sequence]:
             yield name, plain, batch, one.name, peak, *cost, one.fits, again
 
 
-def main() -> None:
-    publish("advice", COLUMNS, [row for name in MODELS for row in rows(name)])
-
-
 if __name__ == "__main__":
-    main()
+    publish("advice", COLUMNS, [row for name in MODELS for row in rows(name)])

@@ -64,11 +64,7 @@ def row(chip: str) -> tuple:
     return modules, refused, found, round(100 * auditing / compiling, 1)
 
 
-def main() -> None:
+if __name__ == "__main__":
     columns = ("chip", "modules", "not compiled", "with findings", "of a compile %")
     rows = {(chip,): (lambda chip=chip: row(chip)) for chip in CHIPS}
     publish_some("audit", columns, rows, sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

@@ -67,12 +67,8 @@ def _curve(axes, report: MemoryReport, colour: str, title: str) -> None:
     last_label.set_ha("right")
 
 
-def main() -> None:
+if __name__ == "__main__":
     reports = {how: measured(how) for how in WAYS}
     publish("before_after", COLUMNS, [row(*pair) for pair in reports.items()])
     draw({title: reports[how] for how, title in DRAWN.items()}, PICTURE)
     print(f"wrote {PICTURE.relative_to(PICTURE.parent.parent.parent)}")
-
-
-if __name__ == "__main__":
-    main()

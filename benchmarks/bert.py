@@ -31,6 +31,7 @@ from benchmarks.models.transformers import (
     abstract_params,
     masked_loss,
 )
+from benchmarks.steps.train import flat_step
 
 THRESHOLDS = {("substituted", "h100"): 2600}
 TOKENS = jax.ShapeDtypeStruct((8, 512), jnp.int32)
@@ -80,12 +81,7 @@ def train(model, dtype, steps: int) -> list[float]:
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     params = model.init(keys, data[0])["params"]
 
-    @jax.jit
-    def step(params, state, tokens, key):
-        value, grads = jax.value_and_grad(loss)(params, tokens, key)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
+    step = jax.jit(flat_step(jax.value_and_grad(loss), tx))
     state, losses = tx.init(params), []
     for i, tokens in enumerate(data):
         key = jax.random.fold_in(jax.random.key(2), i)

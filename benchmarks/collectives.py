@@ -183,10 +183,6 @@ def row(case: Case):
     return case.what, case.under, *counts, inside, sent, *size_and_ms(report)
 
 
-def main() -> None:
+if __name__ == "__main__":
     head = ("step", "under", *SHOWN, "of these in loops", "MiB sent", "temp MiB", MS)
     publish("collectives", head, [row(case) for case in cases()])
-
-
-if __name__ == "__main__":
-    main()

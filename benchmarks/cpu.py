@@ -30,6 +30,7 @@ from benchmarks.models.transformers import (
     StackConfig,
     mean_square,
 )
+from benchmarks.steps.train import flat_step
 
 ROUNDS, PARTS, TIGHT = 15, 4, 0.7
 TX = optax.adamw(1e-4)
@@ -69,12 +70,7 @@ class Way(NamedTuple):
 
 
 def step_of(loss: Callable) -> Callable:
-    def step(params, state, x, key):
-        value, grads = jax.value_and_grad(loss)(params, x, key)
-        updates, state = TX.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    return step
+    return flat_step(jax.value_and_grad(loss), TX)
 
 
 def added_up(loss: Callable) -> Callable:

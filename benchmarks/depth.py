@@ -46,9 +46,5 @@ def row(layers: int):
     return layers, *size_and_ms(plan.plain), *cells[0], *cells[1], sizes
 
 
-def main() -> None:
-    publish("depth", COLUMNS, [row(layers) for layers in DEPTHS])
-
-
 if __name__ == "__main__":
-    main()
+    publish("depth", COLUMNS, [row(layers) for layers in DEPTHS])

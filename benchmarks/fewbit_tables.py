@@ -31,11 +31,7 @@ def tables(name: str) -> dict[str, dict]:
     }
 
 
-def main() -> None:
+if __name__ == "__main__":
     file = pathlib.Path(str(path()))
     file.write_text(json.dumps({n: tables(n) for n in FUNCTIONS}, indent=1) + "\n")
     print(f"wrote {file.name}")
-
-
-if __name__ == "__main__":
-    main()

@@ -57,9 +57,5 @@ def measures() -> dict:
     return {case: functools.partial(row, *case) for case in cases}
 
 
-def main() -> None:
-    publish_some("fills", COLUMNS, measures(), sys.argv[1:])
-
-
 if __name__ == "__main__":
-    main()
+    publish_some("fills", COLUMNS, measures(), sys.argv[1:])

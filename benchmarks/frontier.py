@@ -205,12 +205,8 @@ def draw() -> None:
         _pictures.frontier(_pictures.of_model(PICTURES, name), name, line, theirs)
 
 
-def main() -> None:
+if __name__ == "__main__":
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
     if "--pictures" not in sys.argv[1:]:
         publish_some("frontier", COLUMNS, measures(), words)
     draw()
-
-
-if __name__ == "__main__":
-    main()

@@ -165,9 +165,5 @@ COLUMNS = (
 )
 
 
-def main() -> None:
-    publish("ledger", COLUMNS, [measure(m, s) for m in MODELS for s in SCHEMES])
-
-
 if __name__ == "__main__":
-    main()
+    publish("ledger", COLUMNS, [measure(m, s) for m in MODELS for s in SCHEMES])

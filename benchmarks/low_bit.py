@@ -28,6 +28,7 @@ from benchmarks.models.transformers import (
     run_layers,
 )
 from benchmarks.release import adam_step, model
+from benchmarks.steps.train import train_step
 from jaxmem.optim import abstract_state, adama, adamw, on_host, split_master
 
 VOCABULARY = 512  # so that the layers are what counts
@@ -80,16 +81,6 @@ def llama_loss(params, tokens, rng=None):
     return -jnp.take_along_axis(log_probs, tokens[..., None], -1).mean()
 
 
-def llama_step(tx):
-    def step(state, tokens):
-        params, moments = state
-        value, grads = jax.value_and_grad(llama_loss)(params, tokens)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return step
-
-
 def cased(name: str, optimizer: str):
     """The scheduled step, its arguments, and its parameters."""
     tx = OPTIMIZERS[optimizer]()
@@ -99,7 +90,7 @@ def cased(name: str, optimizer: str):
     else:
         cast = lambda x: jax.ShapeDtypeStruct(x.shape, dtype)
         params = jax.tree.map(cast, abstract_params(Llama(), LLAMA_TOKENS))
-        step = llama_step(tx)
+        step = train_step(llama_loss, tx)
         args = ((params, None), LLAMA_TOKENS)
     (params, _), *rest = args
     moments = abstract_state(tx, params)  # with the memory that they lie in

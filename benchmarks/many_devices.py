@@ -65,12 +65,8 @@ def draw(found: Sequence[dict[str, str]], path: pathlib.Path) -> None:
         axes.legend()
 
 
-def main() -> None:
+if __name__ == "__main__":
     cases = {(str(n),): functools.partial(row, n) for n in COUNTS}
     publish_some("many_devices", COLUMNS, cases, sys.argv[1:])
     draw(rows("many_devices"), PICTURE)
     print(f"wrote {PICTURE.relative_to(PICTURE.parent.parent.parent)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -245,9 +245,5 @@ def measures() -> dict[tuple[str, str, str], Callable[[], tuple]]:
     }
 
 
-def main() -> None:
-    publish_some("needs", COLUMNS, measures(), sys.argv[1:])
-
-
 if __name__ == "__main__":
-    main()
+    publish_some("needs", COLUMNS, measures(), sys.argv[1:])

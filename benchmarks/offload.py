@@ -47,10 +47,6 @@ def row(name: str, offload: bool):
     )
 
 
-def main() -> None:
+if __name__ == "__main__":
     rows = [row(name, offload) for name in MODELS for offload in (False, True)]
     publish("offload", COLUMNS, rows)
-
-
-if __name__ == "__main__":
-    main()

@@ -183,9 +183,5 @@ def cases() -> dict[tuple[str, ...], Callable[[], Sequence]]:
     return found
 
 
-def main() -> None:
-    publish_some("placement", COLUMNS, cases(), sys.argv[1:])
-
-
 if __name__ == "__main__":
-    main()
+    publish_some("placement", COLUMNS, cases(), sys.argv[1:])

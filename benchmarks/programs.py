@@ -60,11 +60,7 @@ def measure(program: Program) -> list:
     return [*cells, budget / MIB, *within(program, budget)]
 
 
-def main() -> None:
+if __name__ == "__main__":
     known = lambda p: unless_known(FILE, (p.name,), lambda: measure(p))
     cases = {(p.name,): partial(known, p) for p in PROGRAMS}
     publish_some(FILE, COLUMNS, cases, sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

@@ -259,10 +259,6 @@ def measured(row: PublishedRow) -> Sequence:
     )
 
 
-def main() -> None:
+if __name__ == "__main__":
     cases = {(name,): functools.partial(measured, row) for name, row in ROWS.items()}
     publish_some("published_rows", COLUMNS, cases, sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

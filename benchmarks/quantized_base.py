@@ -18,16 +18,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import qwix
 from flax import nnx
 
 import jaxmem
 from benchmarks._common import MIB, MS, compiled, compiled_with_ms, publish_some
-from benchmarks.models.foreign import Size, cross_entropy, tokens
-from benchmarks.models.foreign_tunix import FAMILIES, Family
+from benchmarks.models.foreign import Size, cross_entropy
+from benchmarks.models.foreign_tunix import FAMILIES, Family, batch_of, given
 from benchmarks.models.frozen import LLAMA_4, LlamaLayer, Stack
+from benchmarks.steps.train import flat_step
 
 TARGET = "h100"
 RANK = 16
@@ -77,23 +77,6 @@ def provider(base: str, modules: str, rank: int = RANK, **options) -> Any:
     how = BASES[base] | options
     rule = qwix.LoraRule(module_path=modules, rank=rank, alpha=float(rank), **how)
     return qwix.LoraProvider([rule])
-
-
-def batch_of(size: Size) -> dict[str, np.ndarray]:
-    """Tokens, positions, a causal mask and labels."""
-    causal = np.tril(np.ones((size.length, size.length), bool))
-    places = np.arange(size.length, dtype=np.int32)
-    return {
-        "tokens": tokens(size),
-        "positions": np.broadcast_to(places, (size.batch, size.length)),
-        "mask": np.broadcast_to(causal, (size.batch, size.length, size.length)),
-        "labels": tokens(size, 1),
-    }
-
-
-def given(batch: dict) -> tuple:
-    """The batch as the models of tunix take it, without a cache."""
-    return batch["tokens"], batch["positions"], None, batch["mask"]
 
 
 def tunix(
@@ -154,12 +137,7 @@ MODELS = {
 def step_of(loss: Callable) -> Callable:
     """`step(params, moments, frozen, batch) -> (params, moments, loss)`."""
 
-    def step(params, moments, frozen, batch):
-        value, grads = jaxmem.value_and_grad(loss)(params, frozen, batch)
-        updates, moments = OPTIMIZER.update(grads, moments, params)
-        return optax.apply_updates(params, updates), moments, value
-
-    return step
+    return flat_step(jaxmem.value_and_grad(loss), OPTIMIZER)
 
 
 def arguments(problem: Problem, variant: str) -> tuple:

@@ -36,6 +36,7 @@ from benchmarks.models.transformers import (
     abstract_params,
     masked_loss,
 )
+from benchmarks.steps.train import train_step
 
 TOKENS = jax.ShapeDtypeStruct((8, 128), jnp.int32)
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -59,20 +60,13 @@ def model(remat: bool, substituted: bool):
 def adam_step(model, tx=None, dtype=None):
     """A train step as a user writes it, and its arguments; `dtype` of parameters."""
     tx, loss = tx or optax.adam(1e-3), masked_loss(model)
-
-    def step(state, tokens, key):
-        params, moments = state
-        key = jax.random.wrap_key_data(key)
-        value, grads = jax.value_and_grad(loss)(params, tokens, key)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
+    of_words = lambda p, x, key: loss(p, x, jax.random.wrap_key_data(key))
     params = abstract_params(model, TOKENS)
     if dtype is not None:
         cast = lambda x: jax.ShapeDtypeStruct(x.shape, dtype)
         params = jax.tree.map(cast, params)
     state = params, jax.eval_shape(tx.init, params)
-    return step, (state, TOKENS, KEY)
+    return train_step(of_words, tx), (state, TOKENS, KEY)
 
 
 def cases():

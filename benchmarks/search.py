@@ -56,11 +56,7 @@ def cases() -> dict[tuple[str, str], Callable[[], list[str]]]:
     return found
 
 
-def main() -> None:
+if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as cache:
         os.environ["JAXMEM_CACHE_DIR"] = cache
         publish_some("search", COLUMNS, cases(), sys.argv[1:])
-
-
-if __name__ == "__main__":
-    main()

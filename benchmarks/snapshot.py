@@ -28,6 +28,7 @@ from benchmarks.models import foreign as foreign_models
 from benchmarks.models import zoo
 from benchmarks.models.transformers import BertConfig, StackConfig
 from benchmarks.models.zoo_transformers import GPT2, Llama, MaskedBert
+from benchmarks.steps.train import train_step
 
 SDS = jax.ShapeDtypeStruct
 WORDS = 2048  # in vocabularies: layers, not logits, are to take the most
@@ -101,15 +102,9 @@ def _recurrent() -> Made:
 
     tx = optax.adam(1e-3)
 
-    def step(state, x):
-        params, moments = state
-        value, grads = jax.value_and_grad(loss)(params, x)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
     params = {name: SDS((256, 1024), jnp.float32) for name in ("x", "h")}
     state = params, jax.eval_shape(tx.init, params)
-    return step, (state, SDS((128, 32, 256), jnp.float32))
+    return train_step(loss, tx), (state, SDS((128, 32, 256), jnp.float32))
 
 
 def _accumulated() -> Made:

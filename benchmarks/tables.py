@@ -19,6 +19,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, TARGETS, publish_some, size_and_ms
+from benchmarks.steps.train import flat_step
 
 NUMBERS, WIDTHS, EXAMPLES, BAG = 1 << 28, (64, 128), 8192, 8
 COLUMNS = ("rule", "variant", "columns", "target", "state MiB", "temp MiB", "peak MiB")
@@ -31,15 +32,6 @@ def loss_fn(params, ids, labels):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def step_of(tx: optax.GradientTransformation, value_and_grad: Callable) -> Callable:
-    def step(params, opt_state, ids, labels):
-        loss, grads = value_and_grad(params, ids, labels)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
-    return step
-
-
 def variants():
     dense = jax.value_and_grad(loss_fn)
     rows = jaxmem.optim.value_and_row_grad(loss_fn, "table")
@@ -49,11 +41,11 @@ def variants():
         ("Adagrad", optax.adagrad(0.05), optim.rowwise(optax.adagrad(0.05))),
         ("Adam", optax.adam(1e-3), optim.lazy_adam(1e-3)),
     ):
-        step = step_of(tx, dense)
+        step = flat_step(dense, tx)
         yield rule, "dense", tx, step
         if rule != "Adam":  # every row moves: the pass leaves it as it is
             yield rule, "scheduled", tx, step
-        yield rule, "rows", of_rows, step_of(of_rows, rows)
+        yield rule, "rows", of_rows, flat_step(rows, of_rows)
 
 
 def measure(step: Callable, variant: str, tx, width: int, target: str):

@@ -136,11 +136,7 @@ def measured(vector: str, groups: str) -> list[str]:
     return [*(f"{x:.4f}" for x in losses), f"{fmean(losses):.4f}", *cosines]
 
 
-def main() -> None:
+if __name__ == "__main__":
     words = sys.argv[1:]
     cases = {case: functools.partial(measured, *case) for case in CASES}
     publish_some("velora", COLUMNS, cases, words)
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,7 @@ _BRANCH = re.compile(r"branch_\d+_fun$")
 # Iterations of a loop in which a `cond` takes its true branch, which a schedule knows.
 _TAKEN = re.compile(r"taken_in_(\d+)_of_(\d+)$")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
+_MANY = 4  # layers whose numbers are replaced by a star
 _OWN = "jaxmem."  # the scopes of this package's ops begin with it
 
 
@@ -127,22 +128,14 @@ def ops_in(module_path: str) -> str:
     return own[-1] if own else ""
 
 
-def merge_numbered(paths: Iterable[str], at_least: int = 4) -> dict[str, str]:
-    """Maps `Bert/layers_7/mlp` to `Bert/layers_*/mlp`, if there are many such layers.
-
-    Args:
-      paths: module paths.
-      at_least: the number of numbers from which they are replaced by a star.
-
-    Returns:
-      Path -> merged path.
-    """
+def merge_numbered(paths: Iterable[str]) -> dict[str, str]:
+    """`Bert/layers_7/mlp` -> `Bert/layers_*/mlp`, where there are many such layers."""
     paths = list(dict.fromkeys(paths))
     siblings = defaultdict(set)
     for path in paths:
         for parent, stem, number in _numbered(path):
             siblings[parent, stem].add(number)
-    many = {key for key, numbers in siblings.items() if len(numbers) >= at_least}
+    many = {key for key, numbers in siblings.items() if len(numbers) >= _MANY}
     return {path: _merged(path, many) for path in paths}
 
 

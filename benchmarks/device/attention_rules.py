@@ -13,12 +13,8 @@ from jaxmem import ops
 SDS = jax.ShapeDtypeStruct
 
 
-def _key() -> jax.Array:
-    return jax.random.key(23)
-
-
 def _dropout(t: int, s: int) -> dict[str, Any]:
-    return {"dropout_rate": 0.3, "dropout_rng": _key()}
+    return {"dropout_rate": 0.3, "dropout_rng": jax.random.key(23)}
 
 
 def _lengths(t: int, s: int) -> dict[str, Any]:

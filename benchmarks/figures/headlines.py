@@ -156,14 +156,10 @@ def _sentence(source: str) -> str:
     return f"{joined(sizes)} {found['unit']}{took}"
 
 
-def _ranked() -> list[Line]:
-    return sorted((x for x in lines() if x.ahead), key=lambda x: -x.ahead)
-
-
 @figures("headlines, README")
 def readme() -> str:
     """The rows furthest ahead, one of each source, and the row furthest behind."""
-    ranked = _ranked()
+    ranked = sorted((x for x in lines() if x.ahead), key=lambda x: -x.ahead)
     first: dict[str, Line] = {}
     for line in ranked:
         first.setdefault(line.source, line)

@@ -8,6 +8,7 @@ import jaxmem
 from benchmarks._common import size_and_ms
 from benchmarks.headline.claim import Pair
 from benchmarks.headline.measured import SDS
+from benchmarks.steps.train import train_step
 
 
 def lstm_loss(batch: int, width: int, wrap=lambda body: body):
@@ -43,14 +44,8 @@ def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
     loss, weights = lstm_loss(batch, width)
     tx = optax.adam(1e-3)
 
-    def step(state, xs):
-        weights, moments = state
-        value, grads = jax.value_and_grad(loss)(weights, xs)
-        updates, moments = tx.update(grads, moments, weights)
-        return (optax.apply_updates(weights, updates), moments), value
-
     state = weights, jax.eval_shape(tx.init, weights)
-    return step, (state, SDS((steps, batch, width), jnp.float32))
+    return train_step(loss, tx), (state, SDS((steps, batch, width), jnp.float32))
 
 
 def replay(budget: str = "620MiB") -> Pair:

@@ -40,17 +40,17 @@ class Family:
         model = nnx.eval_shape(lambda: self.make(WIDE, remat))
         params = nnx.split(model, nnx.Param)[1]
         loss = lambda params, batch: _loss(model)(params, {}, batch, None)[0]
-        batch = {k: jax.ShapeDtypeStruct(*_about(v)) for k, v in _inputs(WIDE).items()}
+        batch = {k: jax.ShapeDtypeStruct(*_about(v)) for k, v in batch_of(WIDE).items()}
         return jax.grad(loss), (params, batch)
 
     def build(self, size: Size) -> Model:
         """The model as a function of its parameters, split off once."""
         plain = nnx.eval_shape(lambda: self.make(size))
         lean = jaxmem.substitute(plain)
-        inputs = _inputs(size)
+        inputs = batch_of(size)
 
         def report(params, statistics, batch):
-            return jaxmem.nn.report(lean, *_given(batch))
+            return jaxmem.nn.report(lean, *given(batch))
 
         # the weights are those of the seed above, whatever the key
         init = lambda key: (nnx.split(self.make(size), nnx.Param)[1], {})
@@ -65,17 +65,19 @@ def _loss(model: nnx.Module):
     graph = nnx.graphdef(model)
 
     def loss(params, statistics, batch, key):
-        logits, _ = nnx.merge(graph, params)(*_given(batch))
+        logits, _ = nnx.merge(graph, params)(*given(batch))
         return cross_entropy(logits, batch["labels"]), statistics
 
     return loss
 
 
-def _given(batch):
+def given(batch: dict) -> tuple:
+    """The batch as these models take it, without a cache."""
     return batch["tokens"], batch["positions"], None, batch["mask"]
 
 
-def _inputs(s: Size) -> dict[str, np.ndarray]:
+def batch_of(s: Size) -> dict[str, np.ndarray]:
+    """Tokens, positions, a causal mask and labels."""
     causal = np.tril(np.ones((s.length, s.length), bool))
     places = np.arange(s.length, dtype=np.int32)
     return {

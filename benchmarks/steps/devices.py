@@ -125,15 +125,8 @@ def bert(way: str, pinned: bool, target: str) -> Made:
     tokens = SDS((64, 512), jnp.int32)
     params, tx = abstract_params(model, tokens), optax.adamw(1e-4)
     loss = masked_loss(model)
-
-    def step(state, tokens, key):
-        params, moments = state
-        value, grads = jax.value_and_grad(loss)(
-            params, tokens, jax.random.wrap_key_data(key)
-        )
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
+    of_words = lambda p, x, key: loss(p, x, jax.random.wrap_key_data(key))
+    step = train_step(of_words, tx)
     state = placed(mesh, (params, jax.eval_shape(tx.init, params)), spec_of)
     tokens = placed(mesh, tokens, lambda *_: P("data"))
     return Made(step, (state, tokens, placed(mesh, KEY, lambda *_: P())), (0,))

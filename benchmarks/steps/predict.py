@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.steps.train import flat_step
+
 
 def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype)
@@ -17,12 +19,7 @@ def shape(*sizes: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
 def with_adam(loss, params, *args):
     """(step, arguments, donated)."""
     tx = optax.adam(1e-3)
-
-    def step(params, state, *args):
-        value, grads = jax.value_and_grad(loss)(params, *args)
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
+    step = flat_step(jax.value_and_grad(loss), tx)
     return step, (params, jax.eval_shape(tx.init, params), *args), (0, 1)
 
 

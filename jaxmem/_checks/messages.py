@@ -13,9 +13,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
+def array_text(x: Any) -> str:
+    """What is known of an array, as "float32[8,128]"."""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
 def _shown(value: Any) -> str:
     if _is_array(value):
-        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return array_text(value)
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
     if isinstance(value, list):

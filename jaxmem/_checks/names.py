@@ -73,3 +73,13 @@ def check_places(**places: Any) -> tuple[int | str, ...]:
         elif value is not None:
             checked += check_numbers(name, value)
     return tuple(checked)
+
+
+def check_donated(numbers: Any, names: Any) -> tuple[int | str, ...]:
+    """Of a function's own `donate_argnums` and `donate_argnames`."""
+    return check_places(donate_argnums=numbers, donate_argnames=names)
+
+
+def check_static(numbers: Any, names: Any) -> tuple[int | str, ...]:
+    """Of a function's own `static_argnums` and `static_argnames`."""
+    return check_places(static_argnums=numbers, static_argnames=names)

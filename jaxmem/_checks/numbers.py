@@ -16,7 +16,7 @@ def check_int(
 ) -> int:
     """An int, a NumPy integer or a 0-d array of one, as a Python int."""
     allowed = f"an int{_range_text(at_least, at_most)}"
-    if _is_bool(value) or getattr(value, "shape", ()) != ():
+    if isinstance(value, bool | np.bool_) or getattr(value, "shape", ()) != ():
         raise wrong_type(name, value, allowed)
     try:
         number = operator.index(value)
@@ -94,10 +94,6 @@ def _as_iterable(value: Any) -> Iterable[Any]:
     if getattr(value, "shape", None) == () or not isinstance(value, Iterable):
         return (value,)
     return tuple(value)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool | np.bool_)
 
 
 def _is_real(dtype: Any) -> bool:

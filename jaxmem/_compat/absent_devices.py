@@ -1,9 +1,9 @@
 """JAX's attention by cuDNN, traced and lowered where no GPU is."""
 
-import contextlib
 import functools
 from contextvars import ContextVar
-from typing import Any
+
+from jaxmem._contexts import set_within
 
 # Compute capability of the GPU that a step is traced for, where none is here.
 _ABSENT_GPU: ContextVar[tuple[int, int] | None] = ContextVar("absent", default=None)
@@ -20,27 +20,17 @@ def absent_gpu(capability: tuple[int, int] | None):
     """
     if capability is not None:
         _answer_for_absent_gpus()
-    return _set(_ABSENT_GPU, capability or _ABSENT_GPU.get())
+    return set_within(_ABSENT_GPU, capability or _ABSENT_GPU.get())
 
 
 def no_absent_gpu():
     """A context outside of `absent_gpu`, for what is lowered while a step is traced."""
-    return _set(_ABSENT_GPU, None)
+    return set_within(_ABSENT_GPU, None)
 
 
 def without_devices():
     """A context in which what `counted_partitions` lowers asks for no devices."""
-    return _set(_NO_DEVICES, True)
-
-
-@contextlib.contextmanager
-def _set(variable: ContextVar, value: Any):
-    """A context in which a variable has this value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+    return set_within(_NO_DEVICES, True)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Types of arrays: the mesh, the axes that they vary over, and their memory."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -22,10 +23,15 @@ def without_mesh(v):
     return Var(jax.core.ShapedArray(aval.shape, aval.dtype, **how))
 
 
-def typed_as(x, aval):
-    """`x`, the same on all devices, typed to vary as `aval`."""
-    axes = tuple(aval.manual_axis_type.varying)
-    return jax.lax.pcast(x, axes, to="varying") if axes else x
+def vary(x: Any, axes: Iterable[str]) -> Any:
+    """`x`, typed to vary over all those mesh axes of a `shard_map`; no data moves."""
+    missing = tuple(frozenset(axes) - varying_axes(x))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def typed_as(x: Any, aval: Any) -> Any:
+    """`x`, typed to vary over the mesh axes over which `aval` does."""
+    return vary(x, aval.manual_axis_type.varying)
 
 
 def empty_like(aval) -> Any:

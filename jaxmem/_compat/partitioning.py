@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.extend import core as jex_core
 
-from jaxmem._compat.lowering import is_on_one_device
+from jaxmem._compat.platforms import is_on_one_device
 from jaxmem._compat.shardings import Axes, propagate, result_axes
 
 _PARTITIONED = b"CustomSPMDPartitioning"  # XLA's name of such a call

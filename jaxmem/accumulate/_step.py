@@ -10,10 +10,12 @@ from jax.tree_util import keystr
 
 from jaxmem._checks import wrong_type
 from jaxmem.accumulate._accumulators import log_once, tree_bytes
+from jaxmem.accumulate._loss import loss_of
 from jaxmem.accumulate._mapped import check_parameters
+from jaxmem.accumulate._mini_batch import MiniBatchResult, run_mini_batch
+from jaxmem.accumulate._opt_state import check_opt_state
 from jaxmem.accumulate._options import StepOptions
-from jaxmem.accumulate._update import update_of
-from jaxmem.frameworks import Framework, Jitted, StepForm, framework_of
+from jaxmem.frameworks import Framework, Held, Jitted, StepForm, framework_of
 from jaxmem.optim.accumulation import check_position, counters
 
 
@@ -119,3 +121,19 @@ def _log_copies(arguments: list[Any]) -> None:
         "microbatch: donate=False, so parameters and state are in memory twice while "
         f"a step runs, {tree_bytes(arguments)} more than with donate=True"
     )
+
+
+def update_of(loss_fn: Callable, tx: Any, options: StepOptions) -> Callable:
+    """As `Framework.step_form` takes it."""
+
+    def update(
+        held: Held, opt_state: Any, model_state: Any, batch: Any, rng: Any
+    ) -> MiniBatchResult:
+        check_opt_state(tx, held.params, opt_state)
+        loss, inner = loss_of(held, loss_fn, options)
+        state = model_state if held.state_of is None else held.state
+        return run_mini_batch(
+            loss, tx, inner, held.params, opt_state, state, batch, rng
+        )
+
+    return update

@@ -145,16 +145,10 @@ class Advice(PlainResult):
         axes.legend()
         figure.savefig(path)
 
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        headline = self._headline()
-        return headline, together(
-            page.headline(headline, self.taken is not None),
-            page.table(
-                _HEAD, [self._cells(r) for r in self.measures], numbers=[1, 2, 3]
-            ),
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        return (
+            *(self._headline(), self.taken is not None),
+            page.table(_HEAD, map(self._cells, self.measures), numbers=[1, 2, 3]),
             page.lines("What was found", self._remarks(code=False)),
             page.code("What to write", self.code),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxmem._checks import check_callable, check_float, check_places
+from jaxmem._checks import check_callable, check_donated, check_float, check_static
 from jaxmem.auditing._module import Module
 from jaxmem.auditing._report import AuditFinding, AuditReport
 from jaxmem.auditing.rules import RULES, of_slice
@@ -76,12 +76,8 @@ def audit(
     """
     check_callable("step", step)
     timeout = check_float("timeout", timeout, above=0)
-    donate = check_places(
-        donate_argnums=donate_argnums, donate_argnames=donate_argnames
-    )
-    static = check_places(
-        static_argnums=static_argnums, static_argnames=static_argnames
-    )
+    donate = check_donated(donate_argnums, donate_argnames)
+    static = check_static(static_argnums, static_argnames)
     chip = get_target(target)
     with pure_call(step, args, kwargs, donate or None, static) as pure:
         traced, options = traced_call(step, pure, chip), pure.own.compiler_options

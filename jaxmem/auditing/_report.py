@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem.pages import PlainResult
+from jaxmem.pages import PlainResult, rich_table
+
+_HEAD = ("rule", "what", "where", "what to do")
 
 
 @dataclass(frozen=True)
@@ -65,25 +67,14 @@ class AuditReport(PlainResult):
         return "\n".join(lines)
 
     def __rich__(self) -> Any:
-        from rich.markup import escape
-        from rich.table import Table
+        rows = map(_row, self.findings)
+        return rich_table(_HEAD, rows, self._headline(), self.skipped)
 
-        table = Table("rule", "what", "where", "what to do", title=self._headline())
-        for f in self.findings:
-            table.add_row(*map(escape, _row(f)))
-        table.caption = "\n".join(self.skipped) or None
-        return table
-
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        head = ("rule", "what", "where", "what to do")
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
         rows = [_row(f) for f in self.findings]
-        headline = self._headline()
-        return headline, together(
-            page.headline(headline, not self.findings),
-            page.table(head, rows) if rows else "",
+        return (
+            *(self._headline(), not self.findings),
+            page.table(_HEAD, rows) if rows else "",
             page.lines("Not checked", self.skipped),
         )
 

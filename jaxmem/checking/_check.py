@@ -6,7 +6,13 @@ from typing import Any
 
 import jax
 
-from jaxmem._checks import check_callable, check_int, check_places, wrong_type
+from jaxmem._checks import (
+    check_callable,
+    check_int,
+    check_places,
+    check_static,
+    wrong_type,
+)
 from jaxmem.checking._compare import StepComparison
 from jaxmem.checking._guilty import guilty_passes, rewritable
 from jaxmem.checking._modules import FirstModule, first_module
@@ -103,9 +109,7 @@ def check(
     asked = None if carry is None else [n for n in places if isinstance(n, int)]
     if asked is not None and len(asked) < len(places):
         raise wrong_type("carry", carry, "positions of arguments")
-    static = check_places(
-        static_argnums=static_argnums, static_argnames=static_argnames
-    )
+    static = check_static(static_argnums, static_argnames)
     _check_arrays(args, kwargs)
     comparison = StepComparison(reference, (args, kwargs), static, steps, asked)
     report = compared(step, comparison)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from jaxmem.pages import SavedResult
+from jaxmem.pages import SavedResult, rich_table
 
 _SHOWN = 8  # results that `print` shows of those that differ
 
@@ -114,22 +114,12 @@ class CheckReport(SavedResult):
         return "\n".join([*lines, *self._sentences()])
 
     def __rich__(self) -> Any:
-        from rich.markup import escape
-        from rich.table import Table
+        rows = map(_row, self.leaves)
+        return rich_table(_HEAD, rows, self._headline(), self._sentences())
 
-        table = Table(*_HEAD, title=self._headline())
-        for leaf in self.leaves:
-            table.add_row(*map(escape, _row(leaf)))
-        table.caption = "\n".join(self._sentences()) or None
-        return table
-
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        headline = self._headline()
-        return headline, together(
-            page.headline(headline, self.passed),
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        return (
+            *(self._headline(), self.passed),
             page.table(_HEAD, map(_row, self.leaves), numbers=[2, 3, 4, 5]),
             page.lines("Notes", self._sentences()),
         )

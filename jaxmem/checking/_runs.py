@@ -118,11 +118,7 @@ def arrays_of(tree: Any, title: str) -> list[tuple[str, np.ndarray]]:
     with pure_call(_nothing, (tree,), {}, ()) as call:
         leaves, _ = tree_flatten_with_path(call.args[0])
     named = ((title + keystr(path).removesuffix("."), x) for path, x in leaves)
-    return [(name, on_host(x)) for name, x in named if _is_value(x)]
-
-
-def _is_value(x: Any) -> bool:
-    return jaxprs.is_array(x) or isinstance(x, bool | int | float | complex)
+    return [(name, on_host(x)) for name, x in named if jaxprs.is_value(x)]
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -92,6 +92,11 @@ class Rates:
     processors: int
     tiles: tuple[tuple[int, int], ...]
 
+    @property
+    def draws_in_readers(self) -> bool:
+        """Whether random bits are drawn in whatever reads them, as XLA for TPU does."""
+        return math.isfinite(self.packing)
+
 
 # Shares of the data sheet's figures.
 _GPU_PRODUCTS = 0.84  # measured: cuBLAS, large products in bfloat16

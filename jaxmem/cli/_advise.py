@@ -4,29 +4,16 @@ from typing import Annotated
 
 import typer
 
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Budget,
-    Chip,
-    Donate,
-    Function,
-    Html,
-    Json,
-    Plot,
-    Static,
-    budget_of,
-    named,
-)
+from jaxmem.cli import _options as opt
 from jaxmem.cli._output import does_not_fit, show
 
 
 def advise(
-    function: Function,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
-    budget: Budget = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
+    budget: opt.Budget = None,
     every: Annotated[
         bool,
         typer.Option(
@@ -41,11 +28,11 @@ def advise(
             "be repeated.",
         ),
     ] = None,
-    donate: Donate = None,
-    static: Static = None,
-    json_path: Json = None,
-    html_path: Html = None,
-    plot_path: Plot = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Find out what makes a step fit, and print the code to write.
 
@@ -63,9 +50,9 @@ def advise(
     if unknown := set(allow or ()) - set(APPROXIMATE):
         words = f"{sorted(unknown)[0]}: one of {', '.join(APPROXIMATE)}"
         raise typer.BadParameter(f"--allow {words}")
-    room = budget_of(budget)
+    room = opt.budget_of(budget)
     how = {"target": target, "donate": donate, "static": static}
-    found, args = named(function, arguments, batch, **how)
+    found, args = opt.named(function, arguments, batch, **how)
     if "tx" in found.options and (donate or static):
         raise typer.BadParameter("--donate, --static: a loss with its tx takes none")
     chip = found.options.get("target")

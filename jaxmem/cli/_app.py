@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from jaxmem._contexts import set_within
+
 DOES_NOT_FIT, WRONG_USE, FAILED, INTERRUPTED = 1, 2, 3, 130
 # What each exit code means: `docs/commands.py` writes it into the page, and the tests
 # walk it with every command.
@@ -149,12 +151,8 @@ def register(function: Callable[..., None], name: str) -> None:
     def command(*args: Any, traceback: bool = False, **kwargs: Any) -> None:
         from jaxmem._progress import PLAIN_LINES
 
-        token = PLAIN_LINES.set(True)
-        try:
-            with _in_one_line(traceback):
-                function(*args, **kwargs)
-        finally:
-            PLAIN_LINES.reset(token)
+        with set_within(PLAIN_LINES, True), _in_one_line(traceback):
+            function(*args, **kwargs)
 
     signature = inspect.signature(function)
     kind = inspect.Parameter.KEYWORD_ONLY

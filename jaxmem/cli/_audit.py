@@ -2,33 +2,21 @@
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import DOES_NOT_FIT
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Chip,
-    Donate,
-    Function,
-    Html,
-    Json,
-    Static,
-    Timeout,
-    named,
-    without_those_of_estimates,
-)
 from jaxmem.cli._output import show
 
 
 def audit(
-    function: Function,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
-    donate: Donate = None,
-    static: Static = None,
-    timeout: Timeout = None,
-    json_path: Json = None,
-    html_path: Html = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    timeout: opt.Timeout = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
 ) -> None:
     """Check the compiled step: no value is overwritten while it is still needed.
 
@@ -38,8 +26,8 @@ def audit(
     import jaxmem
 
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
-    found, args = named(function, arguments, batch, **how)
-    options = without_those_of_estimates(found.options)
+    found, args = opt.named(function, arguments, batch, **how)
+    options = opt.without_those_of_estimates(found.options)
     report = jaxmem.audit(found.fn, *args, **options)
     show(report, json_path, html=html_path)
     if report.findings:

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import DOES_NOT_FIT
 from jaxmem.cli._functions import find, load, returns_the_step
-from jaxmem.cli._options import Arguments, Batch, Html, Json, Static, named
 from jaxmem.cli._output import show
 from jaxmem.cli._written import to_write
 
@@ -45,13 +45,13 @@ Script = Annotated[
 def check(
     step: Step,
     reference: Reference,
-    arguments: Arguments = None,
-    batch: Batch = None,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of consecutive steps.")] = 3,
-    static: Static = None,
+    static: opt.Static = None,
     script: Script = None,
-    json_path: Json = None,
-    html_path: Html = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
 ) -> None:
     """Run a step and its reference on this device, and compare all results.
 
@@ -62,7 +62,7 @@ def check(
     import jaxmem
     from jaxmem.checking import drawn
 
-    found, args = named(step, arguments, batch, static=static)
+    found, args = opt.named(step, arguments, batch, static=static)
     right = _reference(reference, batch)
     more = {k: v for k, v in found.options.items() if k not in _OF_COMPILES}
     how = {"steps": steps, "script": script, **drawn(more)}

@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import DOES_NOT_FIT, Failed, one_line
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Chip,
-    Donate,
-    Html,
-    Json,
-    Plot,
-    Static,
-    Timeout,
-    check_target,
-    named,
-    seconds,
-    size,
-)
 from jaxmem.cli._output import does_not_fit, show
 from jaxmem.cli._written import to_write
 
@@ -70,12 +56,12 @@ def diff(
             show_default=False,
         ),
     ] = None,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
-    donate: Donate = None,
-    static: Static = None,
-    timeout: Timeout = None,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    timeout: opt.Timeout = None,
     commit_a: Annotated[str | None, _commit("A")] = None,
     commit_b: Annotated[str | None, _commit("B")] = None,
     python_a: Annotated[str | None, _python("A")] = None,
@@ -94,7 +80,7 @@ def diff(
         typer.Option(
             min=0.001,
             help="Seconds after which the smallest program so far is taken.",
-            callback=seconds,
+            callback=opt.seconds,
         ),
     ] = 600.0,
     maximum: Annotated[
@@ -104,7 +90,9 @@ def diff(
     max_ms: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Limit for the predicted milliseconds of B.", callback=seconds
+            min=0.0,
+            help="Limit for the predicted milliseconds of B.",
+            callback=opt.seconds,
         ),
     ] = None,
     max_growth: Annotated[
@@ -114,9 +102,9 @@ def diff(
             help="Limit for the growth of peak and predicted time, such as 2%.",
         ),
     ] = None,
-    json_path: Json = None,
-    html_path: Html = None,
-    plot_path: Plot = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Compare two steps: bytes and predicted ms by module, and what was compiled.
 
@@ -133,7 +121,7 @@ def diff(
     from jaxmem.diffing import compare_sides, exceeded
     from jaxmem.memory import DoesNotFit
 
-    limit, growth = size(maximum, "--max"), _percent(max_growth)
+    limit, growth = opt.size(maximum, "--max"), _percent(max_growth)
     places = (commit_a, python_a), (commit_b, python_b)
     if b is None and places[0] == places[1]:
         raise typer.BadParameter("B: give a second step, or --commit-a or --python-a")
@@ -177,10 +165,10 @@ def _side(
             side = saved(name.upper(), Path(spec))
         elif commit is None and python is None:
             how = dict(flags)
-            found, args = named(spec, how.pop("args_spec"), how.pop("batch"), **how)
+            found, args = opt.named(spec, how.pop("args_spec"), how.pop("batch"), **how)
             side = StepHere(found.fn, args, found.options)
         else:
-            check_target(flags["target"], to_compile=False)
+            opt.check_target(flags["target"], to_compile=False)
             with elsewhere(name, spec, commit, python, flags) as side:
                 yield side
             return

@@ -4,29 +4,16 @@ from typing import Annotated
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import one_line
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Chip,
-    Donate,
-    Function,
-    Html,
-    Json,
-    Plot,
-    Static,
-    Timeout,
-    named,
-    size,
-)
 from jaxmem.cli._output import check_limit, does_not_fit, show
 
 
 def estimate(
-    function: Function,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
     maximum: Annotated[
         str | None,
         typer.Option(
@@ -35,16 +22,16 @@ def estimate(
             help="Limit for the peak, such as 14GiB, in addition to the chip's memory.",
         ),
     ] = None,
-    donate: Donate = None,
-    static: Static = None,
-    timeout: Timeout = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    timeout: opt.Timeout = None,
     time: Annotated[
         bool,
         typer.Option("--time", help="Print a breakdown of the predicted seconds."),
     ] = False,
-    json_path: Json = None,
-    html_path: Html = None,
-    plot_path: Plot = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Print the bytes that a step takes on a chip, even if you do not have it.
 
@@ -67,8 +54,8 @@ def estimate(
     from jaxmem._progress import spinner
     from jaxmem.memory import DoesNotFit
 
-    limit = size(maximum, "--max")
-    found, args = named(
+    limit = opt.size(maximum, "--max")
+    found, args = opt.named(
         *(function, arguments, batch),
         target=target,
         donate=donate,

@@ -6,19 +6,8 @@ from typing import Annotated
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import DOES_NOT_FIT, Failed
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Chip,
-    Donate,
-    Html,
-    Json,
-    Static,
-    Timeout,
-    check_target,
-    named,
-)
 from jaxmem.cli._output import show
 from jaxmem.cli._written import STDOUT
 
@@ -40,14 +29,14 @@ def explain(
             "are listed by module and line.",
         ),
     ] = None,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
-    donate: Donate = None,
-    static: Static = None,
-    timeout: Timeout = None,
-    json_path: Json = None,
-    html_path: Html = None,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    timeout: opt.Timeout = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
 ) -> None:
     """Explain an out-of-memory error of XLA: what is large, why, and what to write.
 
@@ -76,11 +65,11 @@ def explain(
         typer.echo(f"{log} has no out-of-memory error", err=True)
         raise typer.Exit(DOES_NOT_FIT)
     if step is None:
-        check_target(target, to_compile=False)
+        opt.check_target(target, to_compile=False)
         found = jaxmem.explain(text, target=target)
     else:
         how = {"target": target, "donate": donate, "static": static}
-        running, args = named(step, arguments, batch, **how, timeout=timeout)
+        running, args = opt.named(step, arguments, batch, **how, timeout=timeout)
         found = jaxmem.explain(text, running.fn, *args, **running.options)
     show(found, json_path, html=html_path)
 

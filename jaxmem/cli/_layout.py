@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxmem.cli._options import Json, Plot, seconds, size
+from jaxmem.cli import _options as opt
 from jaxmem.cli._output import does_not_fit, show
 from jaxmem.cli._written import to_write
 
@@ -24,7 +24,7 @@ def layout(
         typer.Option(
             min=0,
             help="Stop after this many seconds with the best layout.",
-            callback=seconds,
+            callback=opt.seconds,
         ),
     ] = 10.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -34,8 +34,8 @@ def layout(
             help="CSV file to write, with a column of offsets.", callback=to_write()
         ),
     ] = None,
-    json_path: Json = None,
-    plot_path: Plot = None,
+    json_path: opt.Json = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Find offsets for buffers with given lifetimes in an arena as small as possible.
 
@@ -49,7 +49,7 @@ def layout(
 
     failure = None
     try:
-        limit = size(capacity, "--capacity")
+        limit = opt.size(capacity, "--capacity")
         buffers = read_buffers(file)
         result = _laid_out(buffers, limit, time_limit, seed)
     except NoLayoutError as error:

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._functions import call, find, find_args, returns_the_step
-from jaxmem.cli._options import Arguments, Function, Html, Json, Plot, size
 from jaxmem.cli._output import check_limit, show
 
 _NEEDED = (
@@ -15,8 +15,8 @@ _NEEDED = (
 
 
 def ledger(
-    function: Function,
-    arguments: Arguments = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
     micro_batches: Annotated[
         int, typer.Option(min=1, help="Micro-batches in a mini-batch.")
     ] = 1,
@@ -40,9 +40,9 @@ def ledger(
             "--max", metavar="SIZE", help="Limit for the bytes on one device."
         ),
     ] = None,
-    json_path: Json = None,
-    html_path: Html = None,
-    plot_path: Plot = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Count the bytes of weights, gradients and optimizer state, without compiling.
 
@@ -56,7 +56,7 @@ def ledger(
     """
     import jaxmem
 
-    limit = size(maximum, "--max")
+    limit = opt.size(maximum, "--max")
     params, tx = _parameters(function, arguments)
     try:
         counted = jaxmem.ledger(

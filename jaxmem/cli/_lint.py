@@ -5,20 +5,8 @@ from typing import Annotated
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import DOES_NOT_FIT
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Chip,
-    Donate,
-    Function,
-    Html,
-    Json,
-    Static,
-    Timeout,
-    named,
-    without_those_of_estimates,
-)
 from jaxmem.cli._output import show
 
 
@@ -32,18 +20,18 @@ class FailOn(StrEnum):
 
 
 def lint(
-    function: Function,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
     fail_on: Annotated[
         FailOn, typer.Option(help="The lowest severity that exits with 1.")
     ] = FailOn.error,
-    donate: Donate = None,
-    static: Static = None,
-    timeout: Timeout = None,
-    json_path: Json = None,
-    html_path: Html = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    timeout: opt.Timeout = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
 ) -> None:
     """Find what makes a step take more memory or time than it needs.
 
@@ -56,8 +44,8 @@ def lint(
     import jaxmem
 
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
-    found, args = named(function, arguments, batch, **how)
-    options = without_those_of_estimates(found.options)
+    found, args = opt.named(function, arguments, batch, **how)
+    options = opt.without_those_of_estimates(found.options)
     report = jaxmem.lint(found.fn, *args, **options)
     show(report, json_path, html=html_path)
     order = list(FailOn)[: list(FailOn).index(fail_on) + 1]

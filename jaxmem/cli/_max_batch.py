@@ -4,24 +4,14 @@ from typing import Annotated
 
 import typer
 
-from jaxmem.cli._options import (
-    Arguments,
-    Chip,
-    Donate,
-    Function,
-    Json,
-    Static,
-    Timeout,
-    named,
-    size,
-)
+from jaxmem.cli import _options as opt
 from jaxmem.cli._output import does_not_fit, show
 
 
 def max_batch(
-    function: Function,
-    arguments: Arguments = None,
-    target: Chip = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    target: opt.Chip = None,
     memory: Annotated[
         str | None,
         typer.Option(
@@ -43,10 +33,10 @@ def max_batch(
             "--best", help="Find the batch with the most examples per second instead."
         ),
     ] = False,
-    donate: Donate = None,
-    static: Static = None,
-    timeout: Timeout = None,
-    json_path: Json = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
+    timeout: opt.Timeout = None,
+    json_path: opt.Json = None,
 ) -> None:
     """Find the largest batch whose step fits a chip.
 
@@ -63,13 +53,13 @@ def max_batch(
     import jaxmem
     from jaxmem.chips import get_target
 
-    room = size(memory, "--memory")
+    room = opt.size(memory, "--memory")
     if limit < multiple_of:
         raise typer.BadParameter(f"--limit {limit} is less than --multiple-of")
     if limit < minimum:
         raise typer.BadParameter(f"--limit {limit} is less than --min {minimum}")
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
-    found, _ = named(function, arguments, multiple_of, **how)
+    found, _ = opt.named(function, arguments, multiple_of, **how)
     chip = get_target(found.options.pop("target", None))
     if room is None and chip.memory_bytes is None:
         raise typer.BadParameter(f"the memory of {chip.name} is not known: --memory")

@@ -5,22 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._app import one_line
-from jaxmem.cli._options import (
-    Arguments,
-    Batch,
-    Budget,
-    Chip,
-    Donate,
-    Function,
-    Html,
-    Json,
-    Plot,
-    Static,
-    budget_of,
-    named,
-    seconds,
-)
 from jaxmem.cli._output import does_not_fit, show
 
 
@@ -31,13 +17,13 @@ class Clipping(StrEnum):
 
 
 def plan(
-    function: Function,
-    arguments: Arguments = None,
-    batch: Batch = None,
-    target: Chip = None,
-    budget: Budget = None,
-    donate: Donate = None,
-    static: Static = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
+    target: opt.Chip = None,
+    budget: opt.Budget = None,
+    donate: opt.Donate = None,
+    static: opt.Static = None,
     clip: Annotated[
         Clipping | None,
         typer.Option(help="Clip by the global norm in two backward passes."),
@@ -63,12 +49,12 @@ def plan(
         typer.Option(
             min=0.001,
             help="Stop the search after this many seconds with the best plan.",
-            callback=seconds,
+            callback=opt.seconds,
         ),
     ] = None,
-    json_path: Json = None,
-    html_path: Html = None,
-    plot_path: Plot = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Show what `jaxmem.schedule` changes in a step, and the resulting bytes.
 
@@ -82,16 +68,16 @@ def plan(
     from jaxmem.memory import DoesNotFit
     from jaxmem.scheduling import BudgetError
 
-    room = budget_of(budget)
+    room = opt.budget_of(budget)
     if offload and room is None:
         raise typer.BadParameter("--offload: needs a --budget")
-    host_room = budget_of(host_budget, "--host-budget")
+    host_room = opt.budget_of(host_budget, "--host-budget")
     if host_room is not None and not offload:
         raise typer.BadParameter("--host-budget: needs --offload")
     if quick and room is None:
         raise typer.BadParameter("--quick: needs a --budget")
     how = {"target": target, "donate": donate, "static": static}
-    found, args = named(function, arguments, batch, **how)
+    found, args = opt.named(function, arguments, batch, **how)
     settings, kwargs = _settings(found.options)
     chip = settings.get("target")
     if search_seconds is not None and room is None and chip is None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jaxmem.cli._options import Arguments, Batch, Function, Html, Json, named, size
+from jaxmem.cli import _options as opt
 from jaxmem.cli._output import check_limit, show
 
 # of a step's options those that change nothing about what the backward pass keeps
@@ -14,9 +14,9 @@ _OF_COMPILES = (
 
 
 def residuals(
-    function: Function,
-    arguments: Arguments = None,
-    batch: Batch = None,
+    function: opt.Function,
+    arguments: opt.Arguments = None,
+    batch: opt.Batch = None,
     argnums: Annotated[
         list[int] | None,
         typer.Option(
@@ -34,8 +34,8 @@ def residuals(
             help="Limit for the bytes of the residuals, such as 2GiB.",
         ),
     ] = None,
-    json_path: Json = None,
-    html_path: Html = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
 ) -> None:
     """List the residuals of a loss, without compiling it.
 
@@ -47,8 +47,8 @@ def residuals(
     """
     import jaxmem
 
-    limit = size(maximum, "--max")
-    found, args = named(function, arguments, batch)
+    limit = opt.size(maximum, "--max")
+    found, args = opt.named(function, arguments, batch)
     options = {k: v for k, v in found.options.items() if k not in _OF_COMPILES.split()}
     if argnums:
         if max(argnums) >= len(args):

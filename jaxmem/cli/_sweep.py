@@ -5,20 +5,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from jaxmem.cli import _options as opt
 from jaxmem.cli._functions import find
-from jaxmem.cli._options import (
-    Function,
-    Html,
-    Json,
-    Plot,
-    Timeout,
-    check_target,
-)
 from jaxmem.cli._output import does_not_fit, show
 
 
 def sweep(
-    function: Function,
+    function: opt.Function,
     over: Annotated[
         list[str],
         typer.Option(
@@ -33,10 +26,10 @@ def sweep(
             help="Chip to compile for; can be repeated. See `jaxmem targets`.",
         ),
     ] = None,
-    timeout: Timeout = None,
-    json_path: Json = None,
-    html_path: Html = None,
-    plot_path: Plot = None,
+    timeout: opt.Timeout = None,
+    json_path: opt.Json = None,
+    html_path: opt.Html = None,
+    plot_path: opt.Plot = None,
 ) -> None:
     """Estimate a step over depth, width, batch and chip, as a table and a picture.
 
@@ -60,7 +53,7 @@ def sweep(
     if len(values) < len(over):
         raise typer.BadParameter("--over: a name is given twice")
     for chip in target or [None]:
-        check_target(chip)
+        opt.check_target(chip)
     _, make = find(function)
     if not callable(make):
         raise typer.BadParameter(f"{function} is {type(make).__name__}, no function")

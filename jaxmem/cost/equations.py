@@ -7,7 +7,6 @@ anyway. Anything else takes its bytes at the memory's rate, and nothing where it
 fused into its reader. Each kernel is started.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,11 +102,10 @@ def seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float | None:
 def recompute_seconds(eqn, rates: Rates, shardings: Shardings) -> float | None:
     """The same to compute it once more: what devices send each other for it, too.
 
-    XLA for TPU draws random bits in whatever reads them, and a mask that is kept is
-    read twice in the forward pass: to draw it in the backward pass instead costs
-    nothing more.
+    Where random bits are drawn in whatever reads them a mask that is kept is read twice
+    in the forward pass: to draw it in the backward pass instead costs nothing more.
     """
-    if primitives.of(eqn).kind is Kind.RANDOM and math.isfinite(rates.packing):
+    if primitives.of(eqn).kind is Kind.RANDOM and rates.draws_in_readers:
         return 0.0
     own = seconds(eqn, rates, shardings)
     return None if own is None else own + sent(eqn, shardings) / rates.link

@@ -88,15 +88,11 @@ class Explanation(PlainResult):
         blocks += [Text(f"\n{note}", style="dim") for note in self.notes]
         return Group(*blocks)
 
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
         head = "bytes", "array", "where"
-        headline = self._headline()
         told = [*self._sizes(), *self.notes]
-        return headline, together(
-            page.headline(headline, False),
+        return (
+            *(self._headline(), False),
             page.lines("Why", [f"{self.reason}.", *told]),
             page.table(head, self._rows(), numbers=[0]) if self.largest else "",
             page.table(("what to do", "line"), [(a.why, a.line) for a in self.advice]),

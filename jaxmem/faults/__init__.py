@@ -1,7 +1,7 @@
 """Known faults of compilers and libraries: a table, what finds them, the workaround."""
 
-from jaxmem.faults.in_modules import findings_in_module as findings_in_module
-from jaxmem.faults.in_programs import findings_in_program as findings_in_program
+from jaxmem.faults.found import findings_in_module as findings_in_module
+from jaxmem.faults.found import findings_in_program as findings_in_program
 from jaxmem.faults.program import TracedProgram as TracedProgram
 from jaxmem.faults.program import nested as nested
 from jaxmem.faults.program import processes_are_joined as processes_are_joined

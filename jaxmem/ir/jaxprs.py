@@ -28,6 +28,11 @@ class Traced:
     out_tree: Any
 
 
+def is_value(leaf: Any) -> bool:
+    """Whether a leaf of a pytree is an array or a number."""
+    return is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+
+
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is traced; Python scalars, strings, functions stay as they are."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
-from jaxmem.ir.map_parts import MAPS, as_rank, lifted, like_map, typed_like
+from jaxmem.ir.map_parts import MAPS, as_rank, lifted, like_map
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.ir.types import JaxprEqn
 
@@ -61,7 +61,10 @@ class MapPair:
                 made[self.handed[k]] if k in self.handed else next(rest)
                 for k in range(len(second.invars))
             ]
-            ins = [typed_like(x, v) for x, v in zip(ins, inner.invars, strict=True)]
+            ins = [
+                _compat.typed_as(x, v.aval)
+                for x, v in zip(ins, inner.invars, strict=True)
+            ]
             outs = _compat.in_context_of(second, jaxprs.evaluate, inner, ins)
             return (*(made[k] for k in self.outs), *outs)
 

@@ -189,7 +189,10 @@ class Maps:
                 inner = jaxprs.bodies(eqn)[0]
                 specs = map(normal_spec, eqn.params["in_specs"])
                 pairs = zip(eqn.invars, specs, inner.invars, strict=True)
-                ins = [typed_like(_read(env, v, spec), w) for v, spec, w in pairs]
+                ins = [
+                    _compat.typed_as(_read(env, v, spec), w.aval)
+                    for v, spec, w in pairs
+                ]
                 outs = jaxprs.evaluate(inner, ins, once)
                 env.update(
                     ((v, None), x) for v, x in zip(eqn.outvars, outs, strict=True)
@@ -250,12 +253,6 @@ def _read(env: Mapping[Any, Any], v: Any, spec: PartitionSpec) -> Any:
     if not is_var(v):
         return v.val
     return env[v, None] if (v, None) in env else env[v, spec]
-
-
-def typed_like(x: Any, v: Var) -> Any:
-    """A value typed to differ along the axes along which a variable does."""
-    missing = v.aval.manual_axis_type.varying - _compat.varying_axes(x)
-    return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
 
 def like_map(

@@ -3,8 +3,8 @@
 Each is the identity in its first operand, everywhere else too.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,22 +15,18 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import ad, batching, mlir
 
 from jaxmem import _compat
+from jaxmem._contexts import set_within
 
 _compiled_here: ContextVar[bool] = ContextVar("compiled_here", default=False)
 
 
-@contextlib.contextmanager
-def compiled_here() -> Iterator[None]:
+def compiled_here() -> AbstractContextManager[None]:
     """Programs exported meanwhile are compiled by this same version of jaxlib.
 
     Others are told nothing about layouts: no version promises to know such a constraint
     of another one, and `jax.export` refuses it.
     """
-    token = _compiled_here.set(True)
-    try:
-        yield
-    finally:
-        _compiled_here.reset(token)
+    return set_within(_compiled_here, True)
 
 
 def row_major(x: Any) -> Any:

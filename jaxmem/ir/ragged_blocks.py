@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem.ir.map_parts import typed_like
+from jaxmem import _compat
 from jaxmem.ir.ragged import is_ragged
 from jaxmem.ir.types import JaxprEqn
 
@@ -202,4 +202,4 @@ def _taken(x, at):
 
 
 def _zeros(aval, like):
-    return typed_like(jnp.zeros(aval.shape, aval.dtype), like)
+    return _compat.typed_as(jnp.zeros(aval.shape, aval.dtype), like.aval)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem._checks import check_callable, check_float, check_places
+from jaxmem._checks import check_callable, check_donated, check_float, check_static
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
 from jaxmem.linting._report import LintReport, merged
@@ -97,12 +97,8 @@ def lint(
     """
     check_callable("step", step)
     timeout = check_float("timeout", timeout, above=0)
-    donate = check_places(
-        donate_argnums=donate_argnums, donate_argnames=donate_argnames
-    )
-    static = check_places(
-        static_argnums=static_argnums, static_argnames=static_argnames
-    )
+    donate = check_donated(donate_argnums, donate_argnames)
+    static = check_static(static_argnums, static_argnames)
     chip = None if target is None else get_target(target)
     own = step, args, kwargs, donate or None, static
     with telling(), pure_call(*own) as pure:

@@ -85,19 +85,15 @@ class LintReport(PlainResult):
         table.caption = "\n".join(self.skipped) or None
         return table
 
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
         rows = [
             (_cost(f), f.severity, f.what + _times(f), _place(f), f.remedy)
             for f in self.findings
         ]
         head = ("bytes", "severity", "what", "where", "what to do")
         clean = not any(f.severity == "error" for f in self.findings)
-        headline = self._headline()
-        return headline, together(
-            page.headline(headline, clean),
+        return (
+            *(self._headline(), clean),
             page.table(head, rows, numbers=[0]) if rows else "",
             page.lines("Not checked", self.skipped),
         )

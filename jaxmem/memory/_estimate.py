@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from jaxmem._checks import check_bool, check_callable, check_places
+from jaxmem._checks import check_bool, check_callable, check_donated, check_static
 from jaxmem.chips import Target, get_target, traced_for
 from jaxmem.frameworks import Place, pure_call
 from jaxmem.ir.lost_axes import lost_axes
@@ -101,12 +101,8 @@ def estimate(
         args,
         kwargs,
         target=target,
-        donate=check_places(
-            donate_argnums=donate_argnums, donate_argnames=donate_argnames
-        ),
-        static=check_places(
-            static_argnums=static_argnums, static_argnames=static_argnames
-        ),
+        donate=check_donated(donate_argnums, donate_argnames),
+        static=check_static(static_argnums, static_argnames),
         timeout=timeout,
         compiler_options=compiler_options,
         cache=cache,

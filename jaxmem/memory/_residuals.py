@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
-from jaxmem._checks import check_callable, check_numbers, wrong_type
+from jaxmem._checks import array_text, check_callable, check_numbers, wrong_type
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
 from jaxmem.frameworks import module_scopes
 from jaxmem.ir.jaxprs import bodies, exchanged, is_array, is_var, split
@@ -22,7 +22,7 @@ from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
 from jaxmem.memory.compile.lower import explained
 from jaxmem.memory.report.compare import ComparedRow, ReportComparison, compared
-from jaxmem.pages import PlainResult, aligned
+from jaxmem.pages import PlainResult, aligned, rich_table
 
 _SHOWN = 40
 _ON_A_PAGE = 1000
@@ -127,24 +127,11 @@ class Residuals(PlainResult):
         return "\n".join([self._headline(), *aligned(rows), *self._left_out()])
 
     def __rich__(self) -> Any:
-        from rich.table import Table
+        return rich_table(*self._table(_SHOWN), self._headline(), self._left_out())
 
-        head, rows = self._table(_SHOWN)
-        table = Table(*head, title=self._headline())
-        for row in rows:
-            # rich would take a shape's brackets for markup
-            table.add_row(*(cell.replace("[", r"\[") for cell in row))
-        table.caption = "".join(self._left_out()) or None
-        return table
-
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
         table = page.table(*self._table(_ON_A_PAGE), numbers=[0])
-        left = self._left_out(_ON_A_PAGE)
-        headline = self._headline()
-        return headline, together(page.headline(headline), table, *left)
+        return self._headline(), None, table, *self._left_out(_ON_A_PAGE)
 
     def _headline(self) -> str:
         return (
@@ -185,7 +172,7 @@ class _Equal:
     def cells(self) -> tuple[str, ...]:
         times = f"{self.count} x " if self.count > 1 else ""
         e = self.first
-        array = f"{times}{e.dtype}[{','.join(map(str, e.shape))}]"
+        array = times + array_text(e)
         size = format_bytes(self.bytes)
         return size, array, e.kind, e.operation, self.module, e.source
 

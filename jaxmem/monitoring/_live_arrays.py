@@ -34,16 +34,9 @@ class _Rows(PlainResult):
     def __rich__(self) -> Any:
         return as_rich(self._headline(), self.rows, self._notes())
 
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        headline = self._headline()
-        return headline, together(
-            page.headline(headline),
-            page.table(HEAD, map(cells_of, self.rows), numbers=[0]),
-            page.lines("Notes", self._notes()) if self._notes() else "",
-        )
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        table = page.table(HEAD, map(cells_of, self.rows), numbers=[0])
+        return self._headline(), None, table, page.lines("Notes", self._notes())
 
     def _headline(self) -> str:
         raise NotImplementedError

@@ -1,9 +1,11 @@
 """Where a lean layer cannot serve an option, Flax's own code runs, and says so once."""
 
-import contextlib
 import contextvars
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from jaxmem._contexts import set_within
 
 _listener: contextvars.ContextVar[Callable[[str], None] | None] = (
     contextvars.ContextVar("jaxmem_fallback_listener", default=None)
@@ -23,11 +25,6 @@ def fall_back(layer: str, reason: str) -> None:
         warnings.warn(text, stacklevel=4)
 
 
-@contextlib.contextmanager
-def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+def heard_by(listener: Callable[[str], None]) -> AbstractContextManager[None]:
     """Fallbacks inside go to `listener` instead of a warning."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return set_within(_listener, listener)

@@ -5,12 +5,13 @@ the model runs; it tells from the arguments and from the module which weight a p
 is of. A lean layer's product would not be recognised, and the adapters would be lost.
 """
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import jax
 
+from jaxmem._contexts import set_within
 from jaxmem.ir import primitives
 from jaxmem.nn._fallback import fall_back
 
@@ -49,11 +50,8 @@ def leave(layer: str, reason: str) -> None:
     fall_back(layer, reason)
 
 
-@contextlib.contextmanager
-def interception_heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+def interception_heard_by(
+    listener: Callable[[str], None],
+) -> AbstractContextManager[None]:
     """Of interceptions inside `listener` is told, in place of a warning."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+    return set_within(_listener, listener)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxmem._checks import array_text
 from jaxmem.memory import Residual, residuals
 from jaxmem.nn._rules import LEAVE_SCOPE
 
@@ -65,7 +66,7 @@ def _merged(entries: Iterable[Residual]) -> tuple[RemainingArrays, ...]:
     # What is alike but for the module is one row.
     rows: dict[tuple[str, str, str], RemainingArrays] = {}
     for e in entries:
-        array = f"{e.dtype}[{','.join(map(str, e.shape))}]"
+        array = array_text(e)
         row = RemainingArrays(
             0, array, e.formula or e.operation, e.line or e.source, e.path, 0
         )

@@ -129,20 +129,16 @@ class SubstitutionReport(SavedResult):
     def __rich__(self):
         return self._tables()
 
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        title = "jaxmem.substitute"
-        found = page.headline(title), page.table(_HEAD, self._rows())
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        found = "jaxmem.substitute", None, page.table(_HEAD, self._rows())
         if not self.residuals:
-            return title, together(*found)
-        left = (
+            return found
+        return (
+            *found,
             page.headline(self._kept_headline()),
             page.table(_KEPT_HEAD, self._kept_rows(), numbers=[0]),
             self._smaller() or "",
         )
-        return title, together(*found, *left)
 
 
 def _cells(row: RemainingArrays) -> tuple[str, ...]:

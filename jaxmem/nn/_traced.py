@@ -6,12 +6,13 @@ modules, numpy arrays) stays as it is, and keeps its Python value inside.
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.core
 
+from jaxmem._contexts import set_within
 from jaxmem.ir.jaxprs import exchanged
 from jaxmem.ops.codes import marking
 
@@ -39,15 +40,6 @@ def is_replaced(formula: str) -> bool:
     dropout is of attention, which is not found around a lean op.
     """
     return formula in _replaced.get()
-
-
-@contextlib.contextmanager
-def _replacing(patterns) -> Iterator[None]:
-    token = _replaced.set(frozenset(pattern.name for pattern in patterns))
-    try:
-        yield
-    finally:
-        _replaced.reset(token)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -79,7 +71,9 @@ def run_rewritten(fn: Callable, args: tuple, patterns, on_report, codes=False) -
 
     def pure(*arrays):
         # With codes, layers that store them share them with those before and after.
-        with marking() if codes else contextlib.nullcontext(), _replacing(patterns):
+        names = frozenset(pattern.name for pattern in patterns)
+        shared = marking() if codes else contextlib.nullcontext()
+        with shared, set_within(_replaced, names):
             out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
         rebuild_output[:] = [rebuild_out]
         return out

@@ -13,7 +13,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 class SavedResult:
     """A result that a user prints, looks at in a notebook, or writes to a file.
 
-    A subclass has `_html()`, the title and the body of its page, and it may have
+    A subclass has `_on_page(page)`, what stands on its page, and it may have
     `to_json(indent)` and `plot(path)`.
     """
 
@@ -51,9 +51,17 @@ class SavedResult:
             writers |= dict.fromkeys(_PICTURES, plot)
         return writers
 
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        """(headline, whether it is good news, what is below it); `page`: the module."""
+        raise NotImplementedError
+
     def _html(self) -> tuple[str, Any]:
         """(title, body) of the page."""
-        raise NotImplementedError
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        title, good, *parts = self._on_page(page)
+        return title, together(page.headline(title, good), *parts)
 
     def _page(self) -> str:
         from jaxmem.pages.page import page

@@ -145,7 +145,7 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
                 partners += [eqn.invars[i + offset] for i in found]
                 same.update(eqn.outvars[i] for i in outs)
     outs = [i for i, v in enumerate(jaxpr.outvars) if _in(v, same)]
-    return list(dict.fromkeys(filter(_is_var, partners))), outs
+    return list(dict.fromkeys(filter(_jaxpr.is_var, partners))), outs
 
 
 def _is_view(eqn) -> bool:
@@ -179,12 +179,8 @@ def _called(eqn, place: int) -> Iterator[tuple[Any, int]]:
                 yield jaxpr, offset
 
 
-def _is_var(atom) -> bool:
-    return not isinstance(atom, _compat.Literal)
-
-
 def _in(atom, variables: set) -> bool:
-    return _is_var(atom) and atom in variables
+    return _jaxpr.is_var(atom) and atom in variables
 
 
 def _ancestors(jaxpr, wanted: Iterable) -> set:
@@ -192,7 +188,7 @@ def _ancestors(jaxpr, wanted: Iterable) -> set:
     needed = set(wanted)
     for eqn in reversed(jaxpr.eqns):
         if any(out in needed for out in eqn.outvars):
-            needed.update(v for v in eqn.invars if _is_var(v))
+            needed.update(v for v in eqn.invars if _jaxpr.is_var(v))
     return needed
 
 
@@ -230,11 +226,11 @@ class _Evaluation:
         return [self._read(v) for v in self.jaxpr.outvars]
 
     def _read(self, atom) -> Any:
-        return self.env[atom] if _is_var(atom) else atom.val
+        return self.env[atom] if _jaxpr.is_var(atom) else atom.val
 
     def _missing(self, eqn) -> list[Any]:
         """The equations to do before this one."""
-        before = [v for v in eqn.invars if _is_var(v) and v not in self.env]
+        before = [v for v in eqn.invars if _jaxpr.is_var(v) and v not in self.env]
         if not before and _mark(eqn) is not None and self._norm_before(eqn) is None:
             partners = filter(None, self._partners(eqn.outvars[0]))
             before = [v for v in partners if v not in self.env]  # made after the mark
@@ -276,7 +272,7 @@ class _Evaluation:
     def _norm_before(self, eqn) -> Any:
         """The norm whose output an activation takes, if it does."""
         (x,) = eqn.invars
-        before = self.made_by.get(x) if _is_var(x) else None
+        before = self.made_by.get(x) if _jaxpr.is_var(x) else None
         if before is None or before.outvars[0] is not x:
             return None
         return before if is_norm(before) else None

@@ -56,7 +56,7 @@ def _is_call_of_marks(eqn) -> bool:
     marks = [e for e in jaxpr.eqns if _mark(e) is not None]
     made = {v for e in marks for v in e.outvars}
     read = [v for e in marks for v in e.invars]
-    known = {v for v in (*read, *jaxpr.outvars) if not isinstance(v, _compat.Literal)}
+    known = {v for v in (*read, *jaxpr.outvars) if _jaxpr.is_var(v)}
     return len(known) > 0 and known <= made.union(jaxpr.invars)
 
 

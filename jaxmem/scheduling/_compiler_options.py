@@ -71,7 +71,7 @@ def _updating(jaxpr: Any) -> Iterator[tuple[list[Any], set[Any]]]:
     for eqn in jaxpr.eqns:
         operands = [v for v in eqn.invars if jaxprs.is_var(v)]
         results, made = {*eqn.outvars}, set()
-        if _updates(eqn):
+        if primitives.is_update(eqn) or primitives.is_scatter_set(eqn):
             array, *operands = operands or [None]
             made = results if array in outside | updated else set()
         elif primitives.of(eqn).shows:
@@ -87,7 +87,3 @@ def _updating(jaxpr: Any) -> Iterator[tuple[list[Any], set[Any]]]:
 
 def _updates_outside(jaxpr: Any) -> bool:
     return any(made for _, made in _updating(jaxpr))
-
-
-def _updates(eqn: Any) -> bool:
-    return primitives.is_update(eqn) or primitives.is_scatter_set(eqn)

@@ -6,7 +6,13 @@ from typing import Any
 
 import jax
 
-from jaxmem._checks import check_bool, check_callable, check_places, wrong_type
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_donated,
+    check_static,
+    wrong_type,
+)
 from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
@@ -91,12 +97,8 @@ def remat_policy(
     """
     check_callable("fn", fn)
     check_bool("progress", progress)
-    donated = check_places(
-        donate_argnums=donate_argnums, donate_argnames=donate_argnames
-    )
-    static = check_places(
-        static_argnums=static_argnums, static_argnames=static_argnames
-    )
+    donated = check_donated(donate_argnums, donate_argnames)
+    static = check_static(static_argnums, static_argnames)
     if budget is None:
         raise wrong_type("budget", budget, "bytes, as a number or as text like '14GiB'")
     room, chip = room_and_target(budget, target)

@@ -7,8 +7,9 @@ from jaxmem._checks import (
     check_bool,
     check_callable,
     check_choice,
+    check_donated,
     check_options,
-    check_places,
+    check_static,
     wrong_type,
 )
 from jaxmem.memory import Target
@@ -184,16 +185,12 @@ def schedule(
     check_bool("verify", verify)
     check_bool("audit", audit)
     compiler_options = check_options("compiler_options", compiler_options)
-    donate = check_places(
-        donate_argnums=donate_argnums, donate_argnames=donate_argnames
-    )
+    donate = check_donated(donate_argnums, donate_argnames)
     # else `()` would say that nothing may be donated, though a jitted step says it
     # itself
     if donate_argnums is None and donate_argnames is None:
         donate = None
-    static = check_places(
-        static_argnums=static_argnums, static_argnames=static_argnames
-    )
+    static = check_static(static_argnums, static_argnames)
     if plan is not None and not isinstance(plan, Plan):
         raise wrong_type("plan", plan, "a Plan, of plan(...) or Plan.from_json(...)")
     if plan is not None and (budget is not None or target is not None):

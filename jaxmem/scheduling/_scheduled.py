@@ -58,7 +58,7 @@ class Scheduled:
                 with jax.disable_jit():
                     step = call.form.pure(self.__wrapped__)
                     return call.finish(step(*call.args, **call.kwargs))
-            if self._options.offload and self._sends_away(call):
+            if self._options.offload and self._finder.find(call).choice.uses_host:
                 check_host_memory("schedule(offload=True)")
             return call.finish(self._jit(call)(*call.args, **call.kwargs))
 
@@ -236,9 +236,6 @@ class Scheduled:
     def find(self, args, kwargs) -> SearchResult:
         with self._calls.open(args, kwargs) as call:
             return self._finder.find(call)
-
-    def _sends_away(self, call: Call) -> bool:
-        return self._finder.find(call).choice.uses_host
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""

@@ -99,7 +99,7 @@ def argument_shardings(arguments: Any, named: Leaves = ()) -> Leaves:
       arguments: arrays, their types, or tracers, of which the types alone are known.
       named: those that a jitted step names for them, None where it names none.
     """
-    arrays = [x for x in jax.tree.leaves(arguments) if _is_traced(x)]
+    arrays = [x for x in jax.tree.leaves(arguments) if jaxprs.is_value(x)]
     known = map(_many, arrays)
     pairs = zip(named or [None] * len(arrays), known, strict=True)
     found = tuple(first if first is not None else own for first, own in pairs)
@@ -123,10 +123,6 @@ def unplaced(arguments: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)
 
     return jax.tree.map(bare, arguments)
-
-
-def _is_traced(leaf) -> bool:
-    return jaxprs.is_array(leaf) or isinstance(leaf, bool | int | float | complex)
 
 
 def _many(array) -> Any:

@@ -57,7 +57,7 @@ def update(old, factors, seed=None, *, block_size=None):
     shape = old["m"].shape
     view = _view(shape)
     block = block_size or _block(view.shape)
-    arrays = {k: _seen(x, view) for k, x in old.items()}
+    arrays = {k: x.transpose(view.order).reshape(view.shape) for k, x in old.items()}
     names, order = reference.written(old), list(arrays)
     random = reference.uses_bits(old, seed)
     tile = pl.BlockSpec(block, lambda *at: at[: len(block)])
@@ -109,10 +109,6 @@ def _bits(seed, block, view: _View):
         if view.column[axis]:
             column = column + index * np.uint32(view.column[axis])
     return jnp.broadcast_to(random_bits(seed, row, column), block)
-
-
-def _seen(x, view: _View):
-    return x.transpose(view.order).reshape(view.shape)
 
 
 def _unseen(x, view: _View, shape: tuple[int, ...]):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core import DenyList
 
 from jaxmem import _compat
 from tests.arrays import array
@@ -68,3 +69,19 @@ def kept_bytes(fn, *args) -> int:
         for aval, source in _compat.saved_residuals(fn, *args)
         if not source.startswith(own)
     )
+
+
+def kernel_step(layer, variables, x, loss):
+    """(the kernel's gradient, the variables after it), by an ordinary jitted step."""
+
+    @jax.jit
+    def step(variables, x):
+        def of(params):
+            given = {**variables, "params": params}
+            y, state = layer.apply(given, x, mutable=DenyList("params"))
+            return loss(y), state
+
+        gradient, state = jax.grad(of, has_aux=True)(variables["params"])
+        return gradient["kernel"], {**variables, **state}
+
+    return step(variables, x)

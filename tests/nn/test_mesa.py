@@ -16,7 +16,7 @@ import jaxmem
 from jaxmem import ops
 from jaxmem.nn import linen as lean_linen
 from jaxmem.nn import nnx as lean_nnx
-from tests.nn.compare import initialized, kept_bytes
+from tests.nn.compare import initialized, kept_bytes, kernel_step
 from tests.ops.codes.test_ranges import FEATURES, GROUPS, ROWS, WIDTH, activations
 
 X, NEXT = activations(0), activations(1)
@@ -32,19 +32,7 @@ def of_batches(*batches):
 
 
 def linen_step(layer, variables, x=X):
-    """(the kernel's gradient, the variables after it), by an ordinary jitted step."""
-
-    @jax.jit
-    def step(variables, x):
-        def of(params):
-            given = {**variables, "params": params}
-            y, state = layer.apply(given, x, mutable=["ranges"])
-            return jnp.sin(y).sum(), state
-
-        gradient, state = jax.grad(of, has_aux=True)(variables["params"])
-        return gradient["kernel"], {**variables, **state}
-
-    return step(variables, x)
+    return kernel_step(layer, variables, x, lambda y: jnp.sin(y).sum())
 
 
 def nnx_layer(**options):

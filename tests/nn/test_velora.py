@@ -17,7 +17,7 @@ from jaxmem import ops
 from jaxmem.nn import linen as lean_linen
 from jaxmem.nn import nnx as lean_nnx
 from tests.arrays import array
-from tests.nn.compare import initialized, kept_bytes
+from tests.nn.compare import initialized, kept_bytes, kernel_step
 
 GROUPS, WIDTH, FEATURES = 4, 64, 8
 METHODS = ("average", "ema", "svd")
@@ -45,19 +45,7 @@ def cosine(a, b):
 
 
 def linen_step(layer, variables, x=X):
-    """(the kernel's gradient, the variables after it), by an ordinary jitted step."""
-
-    @jax.jit
-    def step(variables, x):
-        def of(params):
-            given = {**variables, "params": params}
-            y, state = layer.apply(given, x, mutable=["velora"])
-            return loss(y), state
-
-        gradient, state = jax.grad(of, has_aux=True)(variables["params"])
-        return gradient["kernel"], {**variables, **state}
-
-    return step(variables, x)
+    return kernel_step(layer, variables, x, loss)
 
 
 def nnx_layer(**options):

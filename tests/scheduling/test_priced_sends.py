@@ -20,7 +20,7 @@ from jaxmem.scheduling.recompute.first_layers import (
     rewrites,
     seconds_of_gathers,
 )
-from jaxmem.scheduling.recompute.minimum_cut import price_at
+from jaxmem.scheduling.recompute.minimum_cut import PricedBy, price_at
 from jaxmem.scheduling.recompute.pairs import cut, pairs
 
 SIZE, ROWS, LAYERS = 256, 2**17, 4
@@ -138,7 +138,7 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
 
         return lax.scan(layer, 0.0, w)[0]
 
-    def price(eqn, shardings):  # a product is cheap, and what is made of a weight dear
+    def price(eqn):  # a product is cheap, and what is made of a weight dear
         if eqn.primitive.name in ("cosh", "sinh"):
             return None
         return 1.0 if eqn.primitive.name == "dot_general" else 0.0
@@ -153,7 +153,7 @@ def test_a_cut_keeps_the_fewest_bytes_of_one_device():
 
     def kept(given):
         (pair,) = pairs(closed, given)
-        found = cut(pair, price)
+        found = cut(pair, PricedBy(price))
         assert found.bytes == pair.kept_on_device(found.variables)
         return {v.aval.shape for v in found.variables}
 

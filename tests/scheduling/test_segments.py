@@ -18,6 +18,7 @@ from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
 from jaxmem.scheduling.recompute.front import pareto_front
+from jaxmem.scheduling.recompute.minimum_cut import PricedBy
 from jaxmem.scheduling.recompute.pairs import cut, pairs
 from jaxmem.scheduling.recompute.recompute_segments import in_segments
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -181,7 +182,7 @@ def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
     fn, args = jax.grad(plain_layers), args_of(12)
     closed = jax.make_jaxpr(fn)(*args)
     (pair,) = pairs(rewrite(closed, {}).jaxpr)
-    price = lambda eqn, shardings: 0.0
+    price = PricedBy(lambda eqn: 0.0)
     plans = of_every_size(pair, cut(pair, price, loop_carried=False))
     (plan,) = (p for p in plans if p.sizes == sizes)
     layer = 4 * B * D

@@ -9,6 +9,7 @@ it: what the other devices have added in earlier iterations is lost.
 from collections.abc import Iterator
 from typing import Any
 
+from jaxmem._checks import array_text
 from jaxmem.faults.finders.reading import reaches, starts_at
 from jaxmem.faults.program import ProgramLevel, TracedProgram, levels
 from jaxmem.ir import primitives
@@ -82,7 +83,7 @@ def _in_shard_map(level: ProgramLevel | None) -> bool:
 
 def _what(eqn) -> str:
     aval = eqn.outvars[0].aval
-    table = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
+    table = array_text(aval)
     return (
         f"the gradient of a table {table} is added up in a loop: of examples that are "
         "sharded over devices those of all devices but one are lost, except for the "

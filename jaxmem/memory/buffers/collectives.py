@@ -66,24 +66,17 @@ def sent_bytes(found: Iterable[Collective]) -> int:
     return sum(one.sent for one in found)
 
 
-def collectives_of(hlo: Hlo, devices: int = 0) -> tuple[Collective, ...]:
-    """The collectives of a compiled module, what sends most first.
-
-    Args:
-      hlo: its text, indexed.
-      devices: how many devices there are, for those that are among all; what the text
-        says by default.
-    """
-    devices = devices or hlo.devices
+def collectives_of(hlo: Hlo) -> tuple[Collective, ...]:
+    """The collectives of a compiled module, what sends most first."""
     marks = tuple(f" {kind}{end}(" for kind in KINDS for end in ("", "-start"))
     names = (n for n, (_, rest) in hlo.lines.items() if any(m in rest for m in marks))
     made = (hlo.instruction(name) for name in list(names))
-    found = (collective_of(hlo, one, devices) for one in made if one is not None)
+    found = (collective_of(hlo, one) for one in made if one is not None)
     return tuple(sorted((c for c in found if c.bytes), key=lambda c: -c.sent))
 
 
-def collective_of(hlo: Hlo, made: Instruction, devices: int) -> Collective:
-    """What an instruction sends; `devices`: of those that are among all."""
+def collective_of(hlo: Hlo, made: Instruction) -> Collective:
+    """What an instruction sends."""
     caller = hlo.instruction(hlo.callers.get(made.computation, ""))
     wrapped = caller is not None and caller.opcode == "async-start"
     kind = made.opcode.removesuffix("-start")
@@ -91,7 +84,7 @@ def collective_of(hlo: Hlo, made: Instruction, devices: int) -> Collective:
     return Collective(
         kind,
         sum(a.bytes for o in made.operands for a in arrays_of(hlo.shape_of(o))),
-        _group(made.attributes, kind) or devices,
+        _group(made.attributes, kind) or hlo.devices,
         math.prod(trips(hlo, loop) for loop in loops),
         made.metadata.get("op_name", ""),
         hlo.source(made),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.buffers.rows import OTHERS, PlacedBuffer
 from jaxmem.memory.report.data import ReportData
-from jaxmem.memory.report.plot import layers_of, legend_name
+from jaxmem.memory.report.plot import layers_of, legend_name, limits_of
 from jaxmem.pages.colours import FIXED
 from jaxmem.pages.markup import Markup, data, tag
 
@@ -34,8 +34,8 @@ class Scale:
     ) -> "Scale":
         """Bytes that have room for each report, and for limits that are near."""
         tops = [float(report.peak_bytes) for report in reports]
-        limits = [*(report.memory_bytes for report in reports), budget]
-        tops += [limit for limit in limits if limit and limit < _NEAR * max(tops)]
+        limits = {n for report in reports for _, n in limits_of(report, budget)}
+        tops += [limit for limit in limits if limit < _NEAR * max(tops)]
         return cls(max(steps, 1), math.ceil(1.04 * max(*tops, 1)))
 
     def x(self, step: float) -> float:
@@ -273,9 +273,8 @@ def _marks(report: ReportData, scale: Scale) -> Iterator[Markup]:
 
 def _limits(report: ReportData, scale: Scale, budget: int | None) -> Iterator[Markup]:
     """The chip's memory and the budget, where they are near."""
-    limits = {f"memory of {report.target}": report.memory_bytes, "budget": budget}
-    for name, limit in limits.items():
-        if limit and limit <= scale.bytes:
+    for name, limit in limits_of(report, budget):
+        if limit <= scale.bytes:
             style = f"bottom:{scale.percent(limit)}"
             text = f"{name}: {format_bytes(limit)}"
             yield tag("div", tag("span", text), class_="jm-limit", style=style)

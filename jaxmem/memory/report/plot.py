@@ -94,6 +94,12 @@ def layers_of(report: ReportData) -> dict[str, list[int]]:
     return layers | ({f"({OTHERS})": rest} if any(rest) else {})
 
 
+def limits_of(report: ReportData, budget: int | None) -> list[tuple[str, int]]:
+    """(name, bytes) of the chip's memory and of the budget, which are lines."""
+    limits = {f"memory of {report.target}": report.memory_bytes, "budget": budget}
+    return [(name, limit) for name, limit in limits.items() if limit]
+
+
 def legend_name(module: str, colours: Mapping[str, str]) -> str:
     """The module, or the others where it has no colour of its own."""
     others = f"({OTHERS})"
@@ -139,9 +145,8 @@ def _draw_peak(axes: Any, report: ReportData, scale: float) -> None:
 def _draw_limits(
     axes: Any, report: ReportData, scale: float, budget: int | None
 ) -> None:
-    limits = {f"memory of {report.target}": report.memory_bytes, "budget": budget}
-    for name, limit in limits.items():
-        if not limit or not (name == "budget" or 0.4 < limit / report.peak_bytes < 1.6):
+    for name, limit in limits_of(report, budget):
+        if name != "budget" and not 0.4 < limit / report.peak_bytes < 1.6:
             continue
         axes.axhline(limit / scale, color="#c22", linewidth=1.2)
         axes.annotate(

@@ -8,7 +8,7 @@ from typing import Any
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_type
 from jaxmem.memory.report.data import ReportData
-from jaxmem.pages import PlainResult, aligned
+from jaxmem.pages import PlainResult, aligned, rich_table
 
 _HEAD = ("", "bytes", "what it says")
 
@@ -70,21 +70,10 @@ class RuntimeMemory(PlainResult):
         return "\n".join([self._headline(), *lines])
 
     def __rich__(self) -> Any:
-        from rich.markup import escape
-        from rich.table import Table
+        return rich_table(_HEAD, self._rows(), self._headline(), box=None)
 
-        table = Table(*_HEAD, box=None, title=escape(self._headline()))
-        for row in self._rows():
-            table.add_row(*map(escape, row))
-        return table
-
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        headline = self._headline()
-        table = page.table(_HEAD, self._rows(), numbers=[1])
-        return headline, together(page.headline(headline), table)
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        return self._headline(), None, page.table(_HEAD, self._rows(), numbers=[1])
 
     def _headline(self) -> str:
         return f"{self.name}: the estimate for {self.target}, and {self.device}"

@@ -60,14 +60,10 @@ class Sweep(SavedResult):
             table.add_row(*map(escape, self._cells(step)), style=style)
         return table
 
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        head, rows = self._head(), [self._cells(step) for step in self.steps]
-        title = f"sweep over {', '.join(self.names)}"
-        numbers = list(range(len(head)))
-        return title, together(page.headline(title), page.table(head, rows, numbers))
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
+        head, rows = self._head(), map(self._cells, self.steps)
+        table = page.table(head, rows, range(len(head)))
+        return f"sweep over {', '.join(self.names)}", None, table
 
     def _head(self) -> list[str]:
         chips = ["chip"] if self._chips > 1 else []

@@ -182,7 +182,7 @@ class _Clock:
             return
         for one in inside(self.hlo, made):
             if one.opcode in KINDS and _channel(one) not in self.ends:
-                found = self._collective_of(one)
+                found = collective_of(self.hlo, one)
                 if found.kind == "all-reduce" and _bytes_of(made) < found.bytes:
                     found = dataclasses.replace(found, kind="reduce-scatter")
                 yield self._sending(found)
@@ -219,11 +219,8 @@ class _Clock:
         self.found.kernels.append(one)
 
     def _collective(self, made: Instruction) -> tuple[float, Bound, float, int]:
-        one = self._collective_of(made)
+        one = collective_of(self.hlo, made)
         return self._sending(one), "collective", 0.0, one.bytes
-
-    def _collective_of(self, made: Instruction) -> Collective:
-        return collective_of(self.hlo, made, self.hlo.devices)
 
     def _sending(self, one: Collective) -> float:
         """Seconds of a collective by itself."""

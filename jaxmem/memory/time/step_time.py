@@ -10,7 +10,7 @@ from jaxmem.memory.buffers.rows import operation_of
 from jaxmem.memory.time.fills import OPTION, fills
 from jaxmem.memory.time.result import OperationTime, StepTime
 from jaxmem.memory.time.schedule import Timed, TimedKernel, timed, total
-from jaxmem.memory.time.spans import TimeSpan, spans_of
+from jaxmem.memory.time.spans import spans_of
 
 _SHOWN = 100  # operations that are kept, the slowest
 _REMAT = ".remat"  # in the name of what XLA's rematerialization pass has added
@@ -47,7 +47,10 @@ def _result(hlo: Hlo, found: Timed, target: str, trips: int | None) -> StepTime:
         bytes=sum(row.bytes for row in rows),
         peak_flops=CHIPS[target].machine.narrow * seconds,
         recomputed_flops=_recomputed(tracer, found.kernels),
-        spans=_spans(tracer, found.kernels),
+        spans=spans_of(
+            (tracer.kernel(one.name).group, one.bound, one.times, one.seconds)
+            for one in found.kernels
+        ),
         notes=(*_notes(tracer, found, trips), *filled),
     )
 
@@ -90,13 +93,6 @@ def _rows(tracer: Tracer, kernels: list[TimedKernel]) -> list[OperationTime]:
             backward=name.backward,
         )
     return sorted(rows.values(), key=lambda row: -row.seconds)
-
-
-def _spans(tracer: Tracer, kernels: list[TimedKernel]) -> tuple[TimeSpan, ...]:
-    return spans_of(
-        (tracer.kernel(one.name).group, one.bound, one.times, one.seconds)
-        for one in kernels
-    )
 
 
 def _notes(tracer: Tracer, found: Timed, trips: int | None):

@@ -276,14 +276,19 @@ def dot_product_attention(
     q_len = _lengths(query_seq_lengths, q.shape[0], "query_seq_lengths")
     kv_len = _lengths(key_value_seq_lengths, q.shape[0], "key_value_seq_lengths")
     segments = _segments(query_segment_ids, key_value_segment_ids, query, key)
-    with jax.named_scope("jaxmem.dot_product_attention"):
-        q, k, v, bias, *extras = vary_alike(
-            *(q, k, v, bias, mask, q_len, kv_len, seed, *segments)
-        )
-        blocks = blockwise.make_blocks(rules, q, k, block_size)
-        call = AttentionCall(blocks, implementation, block_size, codes)
-        o, coded = attend(call, q, k, v, bias, Extras(*extras))  # pyright: ignore[reportGeneralTypeIssues]
-        o = o.reshape(query.shape)
-        if coded is not None and query.ndim == 4:
-            remember(o, coded.codes)
-        return o
+    arrays = q, k, v, bias, mask, q_len, kv_len, seed, *segments
+    how = implementation, block_size, codes
+    o, coded = _attend(query.shape, rules, how, *arrays)
+    if coded is not None and query.ndim == 4:
+        remember(o, coded.codes)
+    return o
+
+
+@jax.named_scope("jaxmem.dot_product_attention")
+def _attend(shape: tuple[int, ...], rules: Rules, how: tuple, *arrays):
+    implementation, block_size, codes = how
+    q, k, v, bias, *extras = vary_alike(*arrays)
+    blocks = blockwise.make_blocks(rules, q, k, block_size)
+    call = AttentionCall(blocks, implementation, block_size, codes)
+    o, coded = attend(call, q, k, v, bias, Extras(*extras))  # pyright: ignore[reportGeneralTypeIssues]
+    return o.reshape(shape), coded

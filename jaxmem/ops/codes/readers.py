@@ -5,17 +5,18 @@ its call is marked, and run anew once the whole function is traced, where the co
 the activation before it are found.
 """
 
-import contextlib
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jaxtyping import Array
 
+from jaxmem._contexts import set_within
 from jaxmem.ops.codes.quantization import Quantization
 from jaxmem.ops.codes.stored import (
     Rng,
@@ -45,14 +46,9 @@ _marking: contextvars.ContextVar[bool] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def marking() -> Iterator[None]:
+def marking() -> AbstractContextManager[None]:
     """Inside, what stores codes leaves a mark, to find out later what it can share."""
-    token = _marking.set(True)
-    try:
-        yield
-    finally:
-        _marking.reset(token)
+    return set_within(_marking, True)
 
 
 def _marked(kind: str, fn: Callable, arity: int) -> Callable:

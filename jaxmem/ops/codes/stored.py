@@ -4,10 +4,10 @@ The forward pass is exact; the derivative is taken at the values that the codes 
 for. A second derivative takes the codes for constants.
 """
 
-import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Key, UInt32
 
 from jaxmem import _compat
 from jaxmem._checks import check_array, check_key, wrong_type
+from jaxmem._contexts import set_within
 from jaxmem.ir.jaxprs import exchanged
 from jaxmem.ops.codes.quantization import (
     Quantization,
@@ -163,17 +164,10 @@ _shared: contextvars.ContextVar[list | None] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def sharing() -> Iterator[None]:
+def sharing() -> AbstractContextManager[None]:
     """Inside, the codes of one and the same array are made once in each trace."""
-    if _shared.get() is not None:
-        yield
-        return
-    token = _shared.set([])
-    try:
-        yield
-    finally:
-        _shared.reset(token)
+    known = _shared.get()
+    return set_within(_shared, [] if known is None else known)
 
 
 def remember(x: Any, codes: StoredCodes | None) -> None:

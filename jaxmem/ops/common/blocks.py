@@ -79,16 +79,10 @@ def devices_of(x) -> int:
     return math.prod(size for size, kind in kinds if kind != manual)
 
 
-def vary(x, axes):
-    """`x`, varying over all those mesh axes of a `shard_map`."""
-    missing = tuple(frozenset(axes) - _compat.varying_axes(x))
-    return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-
 def vary_alike(*xs) -> tuple[Any, ...]:
     """The arrays (or None), varying alike, as a custom_vjp needs under shard_map."""
     axes = _compat.varying_axes(*(x for x in xs if x is not None))
-    return tuple(None if x is None else vary(x, axes) for x in xs)
+    return tuple(None if x is None else _compat.vary(x, axes) for x in xs)
 
 
 def tied(n, x):
@@ -127,7 +121,7 @@ def blockwise(
     over = {k for k, o in outs.items() if k in ins and _takes_place(cut, o, *ins[k])}
     axes = _compat.varying_axes(*likes)
     start = lambda k, o: ins[k][0] if k in over else jnp.zeros(o.shape, o.dtype)
-    init = {k: vary(start(k, o), axes) for k, o in outs.items()}
+    init = {k: _compat.vary(start(k, o), axes) for k, o in outs.items()}
     return jax.lax.scan(body, init, jnp.arange(cut.count, dtype=jnp.int32))[0]
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ops.common.blocks import tied, vary
+from jaxmem.ops.common.blocks import tied
 from jaxmem.ops.common.lean import wide_dtype
 from pallas_kernels.dispatch import Implementation
 
@@ -150,7 +150,7 @@ def forward(head: Head, x, kernel, bias, labels) -> Rows:
         )
 
     dtype = wide_dtype(x.dtype)
-    zero = vary(jnp.zeros(x.shape[0], dtype), _compat.varying_axes(x))
+    zero = _compat.vary(jnp.zeros(x.shape[0], dtype), _compat.varying_axes(x))
     # Not -inf, so that a column may be masked by a bias of -inf.
     rows = Rows(zero + jnp.finfo(dtype).min, zero, zero, zero if head.sums else None)
     rows = _over_blocks(head, x, parts[0], step, rows)

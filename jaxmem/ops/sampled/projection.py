@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ops.common.blocks import vary
 from jaxmem.ops.common.lean import widen
 from jaxmem.ops.randomness.bits import random_bits
 from jaxmem.ops.sampled.gradient import product
@@ -78,5 +77,5 @@ def project_back(method: str, k: int, seed, rows: int, u):
     steps = jnp.arange(count, dtype=jnp.int32)
     parts = _scaled(u, (count * size) ** -0.5).reshape(count, size, -1)
     start = jnp.zeros_like(u, shape=(rows, u.shape[-1]))
-    start = vary(start, _compat.varying_axes(u, seed))
+    start = _compat.vary(start, _compat.varying_axes(u, seed))
     return jax.lax.scan(body, start, (steps, parts))[0]

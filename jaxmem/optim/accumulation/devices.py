@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from jaxmem._compat import varying_axes
+from jaxmem._compat import vary, varying_axes
 
 AxisName = str | tuple[str, ...]
 
@@ -30,12 +30,7 @@ def count_devices(names: tuple[str, ...]) -> int:
 def per_device(tree: PyTree, names: tuple[str, ...]) -> Any:
     """The same values, typed as varying over these axes; no data moves."""
     typed = _typed(names)
-
-    def cast(x):
-        missing = tuple(n for n in names if n in typed - varying_axes(x))
-        return jax.lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(cast, tree)
+    return jax.tree.map(lambda x: vary(x, typed), tree)
 
 
 def check_varying(grads: PyTree, accumulated: PyTree, names: tuple[str, ...]) -> None:

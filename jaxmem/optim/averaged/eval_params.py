@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from jaxmem._checks import shown, wrong_type
 from jaxmem.optim._memory_space import to_device
 from jaxmem.optim.averaged.schedule_free import ScheduleFreeState
-from jaxmem.optim.low_bit.codes import FORMATS, MomentCodes, shapes, unpack
+from jaxmem.optim.low_bit.codes import FORMATS, MomentCodes, shapes, types_of, unpack
 from jaxmem.optim.low_bit.moments import is_leaf
 
 
@@ -69,9 +69,8 @@ def _decoded(d: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(d, MomentCodes):
         return d if d.shape == shape else None
     blocks = d.scale.shape[-1]
-    like = lambda codes: [(x.shape, x.dtype) for x in jax.tree.leaves(codes)]
     for fmt, _, _ in FORMATS.values():
         expected = shapes(fmt, shape[-1] // blocks, shape) if shape else d
-        if like(expected) == like(d):
+        if types_of(expected) == types_of(d):
             return unpack(fmt, d)
     return None

@@ -9,7 +9,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_value
 from jaxmem.optim.ledgers.plot import plot_ledger
 from jaxmem.optim.ledgers.row import PARTS, LedgerRow
-from jaxmem.pages import PlainResult, aligned
+from jaxmem.pages import PlainResult, aligned, rich_table
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,14 @@ class Ledger(PlainResult):
         return "\n".join(aligned([_HEAD, *self._cells()]))
 
     def __rich__(self) -> Any:
-        from rich.table import Table
+        return rich_table(_HEAD, self._cells(), f"{self.parameters:,} parameters")
 
-        table = Table(*_HEAD, title=f"{self.parameters:,} parameters")
-        for row in self._cells():
-            table.add_row(*row)
-        return table
-
-    def _html(self) -> tuple[str, Any]:
-        from jaxmem.pages import page
-        from jaxmem.pages.markup import together
-
-        title = f"{self.parameters:,} parameters"
+    def _on_page(self, page: Any) -> tuple[Any, ...]:
         host = f", {format_bytes(self.host_bytes)} on the host"
         sizes = format_bytes(self.device_bytes) + (host if self.host_bytes else "")
-        headline = f"{title}: {sizes} on a device"
+        headline = f"{self.parameters:,} parameters: {sizes} on a device"
         table = page.table(_HEAD, self._cells(), numbers=[3, 4, 5, 6])
-        return headline, together(page.headline(headline), table)
+        return headline, None, table
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
         for row in self.rows:

@@ -156,6 +156,11 @@ def shapes(fmt: Format, block: int, shape: tuple[int, ...]) -> MomentCodes:
     return MomentCodes(codes, scale, tensor)
 
 
+def types_of(codes: Any) -> list[tuple[tuple[int, ...], str]]:
+    """(shape, dtype) of each array of codes, or of numbers."""
+    return [(x.shape, str(x.dtype)) for x in jax.tree.leaves(codes)]
+
+
 def pack(
     fmt: Format, block: int, x: Float32[Array, "*b n"], draw: Any = None
 ) -> MomentCodes:

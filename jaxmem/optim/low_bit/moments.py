@@ -15,7 +15,7 @@ from jaxtyping import Array, PyTree
 from jaxmem._checks import shown
 from jaxmem.ir.row_chunks import Chunks, by_rows, chunks_of, on_platforms
 from jaxmem.optim._memory_space import to_device, to_host
-from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, unpack
+from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, types_of, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
 
@@ -178,12 +178,11 @@ def check_moments(
 
 def _check_moment(how: LowBit, which: int, name: str, g, moment) -> None:
     formats, block = how.formats, how.block_of(g.shape)
-    types = lambda tree: [(x.shape, str(x.dtype)) for x in jax.tree.leaves(tree)]
     if formats is None or block is None:
         wanted = [(g.shape, "float32")]
     else:
-        wanted = types(shapes(formats[which], block, g.shape))
-    if types(moment) != wanted:
+        wanted = types_of(shapes(formats[which], block, g.shape))
+    if types_of(moment) != wanted:
         raise ValueError(
             f"state.{name}={shown(moment)}: for a gradient of shape {g.shape} "
             f"{how} has {wanted}; the state is one of other parameters or other options"

@@ -1,7 +1,7 @@
 """Fira: GaLore, with the rest of the gradient in steps of the subspace's length."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import (
-    check_bool,
     check_choice,
     check_float,
-    check_int,
     check_scalar,
 )
 from jaxmem.optim._by_keys import held_by_keys
@@ -158,21 +156,12 @@ def scale_by_fira(
       tx = optax.chain(rule, optax.scale(-0.01))
     """
     check_choice("projection", projection, _PROJECTIONS)
-    rank = check_int("rank", rank, 1)
-    projector = ProjectorRule(
-        projection,  # pyright: ignore[reportArgumentType]
-        rank,
-        check_int("gap", gap, 1, 2**29),
-        check_choice("subspace", subspace, get_args(Subspace)),
-        check_int("iterations", iterations, 1),
-        check_choice("projector_dtype", projector_dtype, get_args(ProjectorDType)),
-        check_bool("lazy", lazy),
-        check_int("seed", seed),
-    )
+    chosen = rank, gap, subspace, iterations, projector_dtype, lazy, seed
+    projector = ProjectorRule(projection, *chosen).checked()  # pyright: ignore[reportArgumentType]
     moments = MomentsRule(
         "fira",
         AdamRule(b1, b2, eps).checked(),
-        rank,
+        projector.rank,
         projection,
         check_projected("fira", projected),
         check_float("growth", growth, at_least=1, infinite=True),

@@ -7,7 +7,6 @@ from jax.typing import ArrayLike
 
 from jaxmem._checks import (
     check_axis_name,
-    check_bool,
     check_choice,
     check_int,
     check_scalar,
@@ -152,16 +151,8 @@ def scale_by_galore(
       )
       tx = optax.chain(rule, optax.scale_by_learning_rate(5e-3))
     """
-    projector = ProjectorRule(
-        check_choice("projection", projection, get_args(Projection)),
-        check_int("rank", rank, 1),
-        check_int("gap", gap, 1, 2**29),
-        check_choice("subspace", subspace, get_args(Subspace)),
-        check_int("iterations", iterations, 1),
-        check_choice("projector_dtype", projector_dtype, get_args(ProjectorDType)),
-        check_bool("lazy", lazy),
-        check_int("seed", seed),
-    )
+    chosen = rank, gap, subspace, iterations, projector_dtype, lazy, seed
+    projector = ProjectorRule(projection, *chosen).checked()
     if projector.lazy and projection == "full":
         raise ValueError(
             'lazy=True with projection="full": lazy subspaces compare the first vector '

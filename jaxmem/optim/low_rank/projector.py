@@ -6,14 +6,14 @@ into the backward scan over layers.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Int32
 
-from jaxmem._checks import shown
+from jaxmem._checks import check_bool, check_choice, check_int, shown
 from jaxmem.optim.low_rank import lazy
 from jaxmem.optim.low_rank.lazy import LazyState
 from jaxmem.optim.low_rank.noise import seeds_of
@@ -63,6 +63,19 @@ class ProjectorRule:
     dtype: ProjectorDType
     lazy: bool
     seed: int
+
+    def checked(self) -> "ProjectorRule":
+        """Errors for arguments out of their ranges; numbers as Python has them."""
+        return ProjectorRule(
+            check_choice("projection", self.projection, get_args(Projection)),
+            check_int("rank", self.rank, 1),
+            check_int("gap", self.gap, 1, 2**29),
+            check_choice("subspace", self.subspace, get_args(Subspace)),
+            check_int("iterations", self.iterations, 1),
+            check_choice("projector_dtype", self.dtype, get_args(ProjectorDType)),
+            check_bool("lazy", self.lazy),
+            check_int("seed", self.seed),
+        )
 
     def init(self, p, path: str) -> ProjectorState:
         """Projectors of zeros, before the first gradient."""

@@ -196,6 +196,12 @@ def muon(
         matrices = optax.chain(of_matrices(rule, found), *tail)
         return optax.partition({"muon": matrices, "adam": others}, labels)
 
+    return _for_each_tree(built)
+
+
+def _for_each_tree(built: Callable[[PyTree], Any]) -> Any:
+    """The transformation that `built` makes for a tree of parameters or gradients."""
+
     def init(params: PyTree) -> Any:
         check_real("muon", params)
         return built(params).init(params)
@@ -204,10 +210,8 @@ def muon(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra: Any
     ) -> Any:
         if not hasattr(state, "inner_states"):
-            allowed = (
-                "the state that muon's init makes, in update(updates, state, params)"
-            )
-            raise wrong_type("state", state, allowed)
+            made = "the state that muon's init makes, in update(updates, state, params)"
+            raise wrong_type("state", state, made)
         # optax's Adam raises a float to the power of its count
         standard = jax.numpy_dtype_promotion("standard")
         with jax.named_scope("jaxmem.muon"), standard:

@@ -153,13 +153,9 @@ def _made_by(graph: JaxprGraph) -> dict[Any, int]:
     known: dict[Any, int] = {}
     for i, eqn in enumerate(graph.eqns):
         waits = (known.get(v, -1) for v in filter(is_var, eqn.invars))
-        number = i if _reads_arrays(eqn) else max(waits, default=-1)
+        number = i if any(v.aval.ndim for v in eqn.invars) else max(waits, default=-1)
         known.update((v, i if v.aval.ndim else number) for v in eqn.outvars)
     return known
-
-
-def _reads_arrays(eqn) -> bool:
-    return any(v.aval.ndim for v in eqn.invars)
 
 
 def _ties(

@@ -91,7 +91,7 @@ class Plan(PlanData):
           ValueError: nothing was compiled: give `plan` or `schedule` a target.
           ImportError: matplotlib is missing (extra `plot`).
         """
-        from jaxmem.scheduling.plan.plot import plot_plan
+        from jaxmem.scheduling.plan.views import plot_plan
 
         plot_plan(self, path)
 
@@ -102,7 +102,7 @@ class Plan(PlanData):
         return as_rich(self)
 
     def _html(self) -> tuple[str, Any]:
-        from jaxmem.scheduling.plan.html import as_html
+        from jaxmem.scheduling.plan.views import as_html
 
         return headline(self), as_html(self)
 

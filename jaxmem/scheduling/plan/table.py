@@ -6,13 +6,11 @@ Above it stand the headline and what was done, below it the remarks.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from jaxmem._checks import array_text
 from jaxmem.memory import format_bytes
-from jaxmem.pages import aligned
+from jaxmem.pages import aligned, rich_table
 from jaxmem.scheduling.plan.data import PlanData
 from jaxmem.scheduling.plan.rows import (
-    Gradient,
-    RecomputedOperation,
-    RecomputedResidual,
     TiledRegion,
 )
 from jaxmem.scheduling.plan.text import (
@@ -37,14 +35,9 @@ def as_text(plan: PlanData) -> str:
 
 def as_rich(plan: PlanData) -> Any:
     """The plan as a `rich` table."""
-    from rich.table import Table
-
-    table = Table(*HEAD, title="\n".join(_above(plan)))
     cells = [*rows(plan)]
-    for row in cells[:_SHOWN]:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
-    table.caption = "\n".join(below(plan, len(cells), _SHOWN)) or None
-    return table
+    remarks = below(plan, len(cells), _SHOWN)
+    return rich_table(HEAD, cells[:_SHOWN], "\n".join(_above(plan)), remarks)
 
 
 def _above(plan: PlanData) -> list[str]:
@@ -68,23 +61,24 @@ def rows(plan: PlanData) -> Iterator[tuple[str, ...]]:
             yield "does not fit", size, "", "", f"{which}, on {plan.target}"
     for g in plan.gradients:
         what = "released" if g.released else "kept"
-        yield what, format_bytes(g.bytes), _array(g), g.path, g.why
+        yield what, format_bytes(g.bytes), array_text(g), g.path, g.why
     for r in plan.residuals:
         what = "recomputed" if r.bytes > 0 else "kept instead"
-        yield what, format_bytes(abs(r.bytes)), _array(r), r.path, r.how
+        yield what, format_bytes(abs(r.bytes)), array_text(r), r.path, r.how
     for r in plan.recomputed:
         cost = ", ".join(filter(None, (count_of(r.times, "time"), longer(r.seconds))))
-        yield f"recomputed {r.operation}", "", _array(r), r.path, cost
+        yield f"recomputed {r.operation}", "", array_text(r), r.path, cost
     for r in plan.tiles:
         where = ", ".join(filter(None, (r.path, r.line)))
         size = format_bytes(r.bytes) if r.bytes > 0 else ""
-        yield "in tiles", size, _array(r), where, _tiles_of(r)
+        yield "in tiles", size, array_text(r), where, _tiles_of(r)
 
 
 def regions(tiles: Sequence[TiledRegion]) -> list[str]:
     """What runs in tiles, a line each."""
     return [
-        f"in tiles: {_array(r)} of {r.path or r.line}, {_tiles_of(r)}" for r in tiles
+        f"in tiles: {array_text(r)} of {r.path or r.line}, {_tiles_of(r)}"
+        for r in tiles
     ]
 
 
@@ -92,9 +86,3 @@ def _tiles_of(r: TiledRegion) -> str:
     over = f"axis {r.axis}" if r.axis.isdigit() else r.axis
     often = count_of(r.times, "time") if r.times > 1 else ""
     return ", ".join(filter(None, (f"{r.n} over {over}", often, longer(r.seconds))))
-
-
-def _array(
-    entry: Gradient | RecomputedResidual | RecomputedOperation | TiledRegion,
-) -> str:
-    return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"

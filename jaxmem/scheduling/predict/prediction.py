@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem._checks import check_callable, check_places, wrong_type
+from jaxmem._checks import check_callable, check_donated, check_static, wrong_type
 from jaxmem.chips import get_target, traced_for
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
@@ -89,12 +89,8 @@ def predict(
     if target is None:
         raise wrong_type("target", target, "a name of jaxmem.targets()")
     tpu = is_tpu(target)
-    donate = check_places(
-        donate_argnums=donate_argnums, donate_argnames=donate_argnames
-    )
-    static = check_places(
-        static_argnums=static_argnums, static_argnames=static_argnames
-    )
+    donate = check_donated(donate_argnums, donate_argnames)
+    static = check_static(static_argnums, static_argnames)
     own = fn, args, kwargs, donate or None, static
     with traced_for(get_target(target, check=False)), pure_call(*own) as call:
         args, kwargs = abstract(call.args), abstract(call.kwargs)

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -29,13 +29,33 @@ from jaxmem.ir.shards import Shardings
 
 # of an equation, in bytes of one device; None: never recomputed
 Price = Callable[[Any], float | None]
-# the same of an equation whose arrays are sharded over devices
-ShardedPrice = Callable[[Any, Shardings], float | None]
 
 
-def fused_alone(eqn, shardings: Shardings) -> float | None:
+class ShardedPrice(Protocol):
+    """The same of an equation whose arrays are sharded over devices."""
+
+    def __call__(self, eqn: Any, shardings: Shardings) -> float | None: ...
+
+    def kept(self, v: Any, shardings: Shardings) -> float:
+        """What it counts for to keep a variable, in bytes of one device."""
+        return shardings.kept_bytes_of(v)
+
+
+class FusedAlone(ShardedPrice):
     """A price at which only what costs very little is recomputed."""
-    return fused_only(eqn, sent(eqn, shardings))
+
+    def __call__(self, eqn, shardings: Shardings) -> float | None:
+        return fused_only(eqn, sent(eqn, shardings))
+
+
+@dataclass(frozen=True)
+class PricedBy(ShardedPrice):
+    """A price that a function of an equation tells."""
+
+    cost: Callable[[Any], float | None]
+
+    def __call__(self, eqn, shardings: Shardings) -> float | None:
+        return self.cost(eqn)
 
 
 def price_at(
@@ -49,12 +69,12 @@ def price_at(
     # infinity, and with None, only what costs nothing is recomputed. `reductions` and
     # `once`: as `residuals.Recompute` has them.
     if rate is None or (math.isinf(rate) and not reductions):
-        return fused_alone
-    return AtRate(rate, target, reductions, once)
+        return FusedAlone()
+    return _AtRate(rate, target, reductions, once)
 
 
 @dataclass(frozen=True)
-class AtRate:
+class _AtRate(ShardedPrice):
     """A price at a rate; the attributes are those of `price_at`."""
 
     rate: float
@@ -69,13 +89,13 @@ class AtRate:
         if sums and not sent(eqn, shardings):
             return 0.0
         if math.isinf(self.rate):
-            return fused_alone(eqn, shardings)
+            return FusedAlone()(eqn, shardings)
         cost = recompute_seconds(eqn, rates_of(self.target), shardings)
         return None if cost is None else cost * self.rate
 
     def kept(self, v, shardings: Shardings) -> float:
-        """What it counts for to keep a variable: its bytes, and packing into bits."""
-        own = shardings.kept_bytes_of(v)
+        """Its bytes, and the seconds to pack it into bits."""
+        own = super().kept(v, shardings)
         if math.isinf(self.rate):
             return own
         return own + self.rate * packing_seconds(v, rates_of(self.target), shardings)

@@ -23,10 +23,9 @@ from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_on_host, is_var, split, xs_of
 from jaxmem.ir.shards import InputShardings, Shardings
 from jaxmem.scheduling.recompute.minimum_cut import (
-    AtRate,
+    FusedAlone,
     Price,
     ShardedPrice,
-    fused_alone,
     least,
     needed,
     price_of,
@@ -97,7 +96,7 @@ class Pair:
 
     def is_paid(self, eqn) -> bool:
         """Whether recomputing an equation of the forward body costs something."""
-        return fused_alone(eqn, self.inside()) is None
+        return FusedAlone()(eqn, self.inside()) is None
 
     def priced(self, price: ShardedPrice) -> Price:
         """A price of the equations of the forward body."""
@@ -162,21 +161,10 @@ def cut_by_names(pair: Pair, price: ShardedPrice) -> Cut:
     return _cut(pair, pair.priced(price), (), size)
 
 
-def cut(
-    pair: Pair,
-    price: ShardedPrice,
-    loop_carried: bool = True,
-    size: Callable[[Any], float] | None = None,
-) -> Cut:
-    """The cheapest cut; `loop_carried`: whether the iteration before may be used.
-
-    `size`: what it counts for to keep a variable; else as the price has it, or its
-    bytes.
-    """
-    priced = pair.priced(price)
-    if size is None and isinstance(price, AtRate):
-        inside = pair.inside()
-        size = lambda v: price.kept(v, inside)
+def cut(pair: Pair, price: ShardedPrice, loop_carried: bool = True) -> Cut:
+    """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
+    priced, inside = pair.priced(price), pair.inside()
+    size = lambda v: price.kept(v, inside)
     best = _cut(pair, priced, (), size)
     for x in pair.loop_carried if loop_carried else ():
         other = _cut(pair, priced, (*best.loop_carried, x), size)
@@ -189,9 +177,8 @@ def _cut(
     pair: Pair,
     price: Price,
     carried: tuple[LoopCarried, ...],
-    size: Callable[[Any], float] | None = None,
+    size: Callable[[Any], float],
 ) -> Cut:
-    size = size or pair.inside().kept_bytes_of
     apart = {x.slot for x in carried}
     now = [v for slot, v in pair.slots.items() if slot not in apart]
     wanted = [*now, *(x.source for x in carried)]

@@ -26,7 +26,7 @@ from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
 from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.recompute.draws import is_of_draws, values_of
-from jaxmem.scheduling.recompute.minimum_cut import ShardedPrice, fused_alone, price_at
+from jaxmem.scheduling.recompute.minimum_cut import FusedAlone, ShardedPrice, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
@@ -81,7 +81,7 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
 
 def rewrites(
     closed,
-    price: ShardedPrice = fused_alone,
+    price: ShardedPrice = FusedAlone(),  # noqa: B008 - it has no state
     config: Recompute = Recompute(),  # noqa: B008 - it is frozen
     given: InputShardings | None = None,
     target: str = "cpu",

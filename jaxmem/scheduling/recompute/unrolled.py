@@ -21,7 +21,7 @@ from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.scans import barrier, is_mask, is_var
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.minimum_cut import PricedBy, needed
 from jaxmem.scheduling.recompute.pair_rewrite import packed, unpacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.unrolled_cut import (
@@ -47,7 +47,7 @@ def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
     others = {v for v in pair.slots.values() if v not in weights.values()}
     pair = replace(pair, slots=weights, inputs=pair.inputs | others)
     eqns = {id(pair.body.eqns[i]) for i in free}
-    return pair, cut(pair, lambda eqn, shardings: 0.0 if id(eqn) in eqns else None)
+    return pair, cut(pair, PricedBy(lambda eqn: 0.0 if id(eqn) in eqns else None))
 
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:

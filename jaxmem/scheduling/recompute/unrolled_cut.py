@@ -8,7 +8,7 @@ compute costs the time to write it a second time.
 import bisect
 import math
 from collections.abc import Callable, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -73,33 +73,44 @@ def _is_stack(graph: JaxprGraph, v) -> bool:
 
 def unrolled_cut(pair: Pair, rate: float, target: str, reductions: bool = False) -> Cut:
     """The cheapest cut of a list outside of loops; the rest as for `price_at`."""
-    graph, size = pair.body, pair.inside().kept_bytes_of
-    # a product is written anyway; what is made of it may never be, as within a softmax
-    extra = lambda v: 1.0 if _is_written(graph, v) else _FUSED
-    price = unrolled_price(pair, rate, target, reductions)
-    return cut(pair, price, size=lambda v: size(v) * extra(v))
+    return cut(pair, unrolled_price(pair, rate, target, reductions))
 
 
 def unrolled_price(
     pair: Pair, rate: float, target: str, reductions: bool = False
 ) -> ShardedPrice:
     """As `price_at`, of a list outside of loops."""
-    graph, price = pair.body, price_at(rate, target, reductions)
-    again = _in_products(graph) if is_gpu(target) else frozenset()
-    bandwidth = rates_of(target).bandwidth
+    again = _in_products(pair.body) if is_gpu(target) else frozenset()
+    price = price_at(rate, target, reductions)
+    return _Unrolled(price, pair.body, again, rate, rates_of(target).bandwidth)
 
-    def own(eqn, shardings: Shardings) -> float | None:
+
+@dataclass(frozen=True)
+class _Unrolled(ShardedPrice):
+    """A price outside of loops, where what is in `again` is written a second time."""
+
+    in_scans: ShardedPrice
+    graph: JaxprGraph
+    again: Set[Any]
+    rate: float
+    bandwidth: float
+
+    def __call__(self, eqn, shardings: Shardings) -> float | None:
         if primitives.is_loop(eqn):  # is not run a second time
             return None
-        cost = price(eqn, shardings)
-        if cost is None or not any(v in again for v in eqn.outvars):
+        cost = self.in_scans(eqn, shardings)
+        if cost is None or not any(v in self.again for v in eqn.outvars):
             return cost
-        if math.isinf(rate):
+        if math.isinf(self.rate):
             return None
         written = sum(map(shardings.bytes_of, eqn.outvars))
-        return cost + rate * written / bandwidth
+        return cost + self.rate * written / self.bandwidth
 
-    return own
+    def kept(self, v, shardings: Shardings) -> float:
+        # a product is written anyway; what is made of it may never be, as within a
+        # softmax
+        extra = 1.0 if _is_written(self.graph, v) else _FUSED
+        return super().kept(v, shardings) * extra
 
 
 @lru_cache(maxsize=64)  # every candidate of a front asks for it

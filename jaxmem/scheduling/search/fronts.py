@@ -141,6 +141,7 @@ class Fronts:
         for seconds, one, front in sorted(expected, key=lambda found: found[0]):
             if math.isfinite(seconds):
                 yield one, front
+        # asked once more: by then compiles have told how far predictions are off
         for one in self.passes:
             yield one, self._within_limit(one)
             yield one, one.candidates(self.step, self._bound(-math.inf))

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem._checks import array_text
 from jaxmem.ir.jaxprs import is_array
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._rewritten import Rewritten
@@ -49,7 +50,7 @@ def described(arguments: Any, shardings: tuple[Any, ...]) -> About:
     arrays = [(path, x) for path, x in leaves if is_array(x)]
     found = {}
     for (path, x), sharding in zip(arrays, shardings, strict=True):
-        text = f"{x.dtype}[{','.join(map(str, x.shape))}]"
+        text = array_text(x)
         spec = "" if sharding is None else f" {getattr(sharding, 'spec', sharding)}"
         found[jax.tree_util.keystr(path)] = text + spec
     return found

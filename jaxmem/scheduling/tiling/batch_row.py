@@ -1,22 +1,26 @@
-"""A step in micro-batches as a row of the plan."""
+"""A step in micro-batches as a row of the plan: its bytes, and what it costs.
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+The cost is by the price of all parts (`cost.parts`), over the equations of the step and
+of the loops in it: weights are read by every part, the float32 sums of gradients are
+read and written by each, and every kernel is started `n` times.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxmem.cost.live_bytes import LiveBytes
-from jaxmem.cost.parts import summed_size
+from jaxmem.cost.parts import Price, summed_size
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.placements import Placements, Shard
 from jaxmem.ir.placements.propagate import Propagation
-from jaxmem.ir.scans import size_of
+from jaxmem.ir.scans import iterations, size_of
 from jaxmem.ir.shard_labels import inner_shardings
 from jaxmem.ir.shards import Shardings
 from jaxmem.scheduling.plan.rows import WHOLE_STEP, TiledRegion
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.batch_price import seconds
 
 
 def row_of(batch: Batch, target: str) -> TiledRegion:
@@ -33,7 +37,7 @@ def row_of(batch: Batch, target: str) -> TiledRegion:
         before,
         after,
         1,
-        seconds(batch, target),
+        _seconds(batch, target),
     )
 
 
@@ -100,3 +104,55 @@ def _cut(eqns: Sequence[Any], known: Propagation) -> Iterator[Any]:
         yield from (v for v in eqns[i].outvars if isinstance(known.at(v), Shard))
         for body in found.inner:
             yield from _cut(body.jaxpr.eqns, body)
+
+
+class _Both(NamedTuple):
+    """Of the whole batch, and of one part of it."""
+
+    whole: float = 0.0
+    part: float = 0.0
+
+    def times(self, count: int) -> "_Both":
+        return _Both(count * self.whole, count * self.part)
+
+
+def _seconds(batch: Batch, target: str) -> float:
+    """What a step takes longer in the parts of its batch, on a chip.
+
+    Args:
+      batch: what of the step runs in parts.
+      target: the chip's name, one of `jaxmem.targets()`.
+
+    Returns:
+      Seconds of one device, 0.0 where the parts cost nothing by the roofline.
+    """
+    at = sorted(batch.placed.keys() | batch.in_part())
+    eqns = [batch.graph.eqns[i] for i in at]
+    placements = {k: batch.placed[i] for k, i in enumerate(at) if i in batch.placed}
+    price = Price(target, batch.shardings)
+    both = _of_list(eqns, placements, batch.n, price)
+    return price.longer(both.whole, [both.part], batch.n)
+
+
+def _of_list(
+    eqns: Iterable[Any], placements: Mapping[int, Placements], n: int, price: Price
+) -> _Both:
+    found = [_of(eqn, placements.get(i), n, price) for i, eqn in enumerate(eqns)]
+    return _Both(*(sum(seconds) for seconds in zip(*found, strict=True)))
+
+
+def _of(eqn, found: Placements | None, n: int, price: Price) -> _Both:
+    if found is None:
+        return _Both(*[price.seconds(eqn)] * 2)
+    if found.inner:
+        # one branch of a `cond` is taken, and nobody knows which
+        most = max(_of_body(eqn, body, n, price) for body in found.inner)
+        return most.times(iterations(eqn))
+    if not any(isinstance(p, Shard) for p in found.ins + found.outs):
+        n = 1  # on terms of sums: each part does it with whole arrays
+    return _Both(price.whole(eqn), price.part(eqn, found, n))
+
+
+def _of_body(eqn, body, n: int, price: Price) -> _Both:
+    inside = Price(price.target, inner_shardings(eqn, body.closed, price.shardings))
+    return _of_list(body.jaxpr.eqns, body.placed, n, inside)

@@ -2,7 +2,7 @@
 
 A mask that several equations share stays whole. Where each user makes it anew, every
 tile makes its part of it. Positions are made of nothing, random bits of a key, and what
-a generator can only make as a whole of its mask in bits (`packed_masks.py`).
+a generator can only make as a whole of its mask in bits (`prepared.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ recomputes, or does in tiles, is looked for as for a step, and is paid for in ea
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,7 +100,7 @@ def in_least_seconds(
         recompute saves no more.
     """
     least, best = most, []
-    for one in _all_numbers(step):
+    for one in _numbers(step):
         if one.seconds + fastest >= least:
             break
         found = list(map(one.candidate, _with_peaks(one.part, _flat(one))))
@@ -140,37 +140,30 @@ def why_not(step: TracedStep) -> list[str]:
 
 def _chosen(step: TracedStep, room: float) -> _InParts | None:
     """The least number that is predicted to fit, else the one that takes least."""
+    # bytes are hardly less than divided by the number
+    times = lambda size: size / room / _HARDLY if room > 0 else 1
+    more = lambda one: one.n * max(_MORE, times(one.bytes))
     best = None
-    for one in _numbers(step, room):
-        if best is None or one.bytes < best.bytes:
-            best = one
+    for one in _numbers(step, times(step.predicted(Choice(step.target))), more):
+        if best is not None and one.bytes >= best.bytes:
+            break
+        best = one
         if one.bytes <= room:
             break
     return best
 
 
-def _numbers(step: TracedStep, room: float) -> Iterator[_InParts]:
-    """The step in more and more micro-batches, as long as more of them take less."""
-    # bytes are hardly less than divided by the number
-    times = lambda size: size / room / _HARDLY if room > 0 else 1
-    counts = first_counts(step, times(step.predicted(Choice(step.target))))
-    found = (_in_parts(step, n) for n in counts)
-    last = next(filter(None, found), None)
-    while last is not None:
-        yield last
-        least = last.n * max(_MORE, times(last.bytes))
-        n = _divisor(last.batch.length, least)
-        more = _in_parts(step, n) if n > last.n else None
-        last = more if more is not None and more.bytes < last.bytes else None
-
-
-def _all_numbers(step: TracedStep) -> Iterator[_InParts]:
-    """The step in every number of micro-batches that divides the examples."""
-    found = (_in_parts(step, n) for n in first_counts(step))
+def _numbers(
+    step: TracedStep,
+    least: float = 2,
+    more: Callable[[_InParts], float] = lambda one: one.n + 1,
+) -> Iterator[_InParts]:
+    """The step in more and more micro-batches; `more`: at the least, after each."""
+    found = (_in_parts(step, n) for n in first_counts(step, least))
     one = next(filter(None, found), None)
     while one is not None:
         yield one
-        n = _divisor(one.batch.length, one.n + 1)
+        n = _divisor(one.batch.length, more(one))
         one = _in_parts(step, n) if n > one.n else None
 
 

@@ -7,11 +7,14 @@ barrier holds one array each, so that none ties arrays of different axes.
 from typing import Any
 
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
+from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ir import jaxprs, primitives
-from jaxmem.scheduling.tiling.masks import with_private_masks
-from jaxmem.scheduling.tiling.packed_masks import with_packed_masks
+from jaxmem.ir.placements.labels import draws_by_place
+from jaxmem.ir.scans import is_mask
+from jaxmem.scheduling.tiling.masks import PACKED, made_by, with_private_masks
 
 
 def prepared(closed, in_scan: bool):
@@ -19,7 +22,7 @@ def prepared(closed, in_scan: bool):
     # In a body there is nothing for XLA to merge a recomputation with, and a barrier
     # would only hold tiles together.
     written = _written_out(closed, keeps_barriers=not in_scan)
-    packed = with_packed_masks(written)
+    packed = _with_packed_masks(written)
     if packed is not written:
         packed = _written_out(packed, keeps_barriers=not in_scan)
     return with_private_masks(packed)
@@ -44,3 +47,38 @@ def called(eqn) -> Any:
         if name in eqn.params:
             return eqn.params[name]
     raise AssertionError(eqn.primitive.name)
+
+
+def _with_packed_masks(closed):
+    """The jaxpr in which masks of bits that are made as a whole have eight to a byte.
+
+    Tiles would read the 32 random bits of each element, which are all there as long as
+    the tiles run. They read the mask instead, which is made once and unpacked tile by
+    tile.
+    """
+    jaxpr = jaxprs.split(closed)[0]
+    eqns, packed = jaxpr.eqns, set()
+    for i in sorted(made_by(eqns, _draws_whole)):
+        eqn = eqns[i]
+        (v,) = eqn.outvars[:1]
+        # a mask that is made of masks is made anew of them
+        if is_mask(v) and not any(map(is_mask, eqn.invars)) and v not in jaxpr.outvars:
+            packed.add(v)
+    if not packed:
+        return closed
+
+    def kept(eqn, *values):
+        (mask,) = _compat.bind(eqn, values)
+        return [unpack_bits(checkpoint_name(pack_bits(mask), PACKED), mask.shape)]
+
+    def rule(eqn, values: list) -> list[Any] | None:
+        if not packed.intersection(eqn.outvars):
+            return None
+        return _compat.in_context_of(eqn, kept, eqn, *values)
+
+    return jaxprs.rewritten(closed, rule)
+
+
+def _draws_whole(eqn) -> bool:
+    """Whether random bits are made of which no part can be made alone."""
+    return primitives.is_random_bits(eqn) and not draws_by_place(eqn)

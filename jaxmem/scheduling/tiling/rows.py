@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir import primitives
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.plan.rows import TiledRegion
-from jaxmem.scheduling.tiling.axis_name import axis_name
 from jaxmem.scheduling.tiling.list_regions import Found
 from jaxmem.scheduling.tiling.masks import is_packed
-from jaxmem.scheduling.tiling.regions import AT_ONCE, NEEDS_ALL
+from jaxmem.scheduling.tiling.regions import AT_ONCE, NEEDS_ALL, Region
 
 _LARGE = 16  # of the largest array of a region: what a smaller one does is not told
 
@@ -23,7 +23,7 @@ def row_of(eqns: Sequence[Any], found: Found, times: int) -> TiledRegion:
         str(seed.aval.dtype),
         _compat.name_stack(maker),
         _compat.source_line(maker),
-        axis_name(eqns, region, seed),
+        _axis_name(eqns, region, seed),
         region.n,
         found.figures.before,
         found.figures.after,
@@ -50,3 +50,44 @@ def whole_ones(eqns: Sequence[Any], found: Found) -> Iterator[str]:
             line = _compat.source_line(eqn)
             where = f" at {line}" if line else ""
             yield f"`{name}`{where} is not in the tiles next to it: {why}"
+
+
+def _axis_name(eqns: Sequence[Any], region: Region, seed) -> str:
+    """ "heads", "vocabulary", "batch" or "tokens"; else the number of its axis."""
+    found = set(_of_products(eqns, region))
+    if "heads" in found:
+        return "heads"
+    if "columns" in found:
+        maxima = (i for i in region.eqns if eqns[i].primitive.name == "reduce_max")
+        combined = any(region.is_sum(i) for i in maxima)
+        return "vocabulary" if combined else str(region.axes[seed])
+    if "rows" in found:
+        leads = region.axes[seed] == 0 and seed.aval.ndim > 2
+        return "batch" if leads else "tokens"
+    return (
+        "batch"
+        if "first" in found and region.axes[seed] == 0
+        else str(region.axes[seed])
+    )
+
+
+def _of_products(eqns: Sequence[Any], region: Region) -> Iterator[str]:
+    """What the axis is to each product of the region."""
+    for i in region.eqns:
+        eqn, ins = eqns[i], region.placed[i].in_axes
+        if primitives.is_convolution(eqn):
+            image = eqn.params["dimension_numbers"].lhs_spec[0]
+            yield "first" if ins[0] == image else "features"
+        if not primitives.is_dot(eqn):
+            continue
+        _, (batch, _) = eqn.params["dimension_numbers"]
+        left, right = ins
+        if left is not None and left in batch:
+            # of several batch axes of a product the batch itself comes first
+            yield "heads" if batch.index(left) else "first"
+        elif left is None:
+            # of weights; else keys and queries have changed places
+            weights = right is not None and not batch
+            yield "columns" if weights else "rows"
+        else:
+            yield "rows"

@@ -177,9 +177,7 @@ class _Blocks:
         if known not in self.run.env:
             return constant(aval, 0, aval.dtype)
         value = self.run.env[known].ravel()[0].astype(aval.dtype)
-        axes = set(aval.manual_axis_type.varying) - _compat.varying_axes(value)
-        value = lax.pcast(value, tuple(axes), to="varying") if axes else value
-        return jnp.broadcast_to(value, aval.shape)
+        return jnp.broadcast_to(_compat.typed_as(value, aval), aval.shape)
 
     def _loop(self, carry, starts, words: int):
         """The carry after blocks that start there."""

@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -380,16 +379,7 @@ Q, K, V = qkv()
 IDS = "query_segment_ids", "key_value_segment_ids"
 
 
-@pytest.fixture
-def unchecked():
-    """The tests' own check of the annotations would come first."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
-
-
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
@@ -392,12 +391,8 @@ BAD = [
 ]
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("args,options,message", BAD, ids=[m for *_, m in BAD])
 def test_bad_input(args, options, message):
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)  # its check would come first
-    try:
-        with pytest.raises((ValueError, TypeError), match=message):
-            linear_cross_entropy(*args, **options)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+    with pytest.raises((ValueError, TypeError), match=message):
+        linear_cross_entropy(*args, **options)

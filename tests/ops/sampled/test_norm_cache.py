@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
@@ -277,12 +276,8 @@ BAD = [
 ]
 
 
+@pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize("call,message", BAD, ids=[m for _, m in BAD])
 def test_bad_input(call, message):
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)  # its check would come first
-    try:
-        with pytest.raises(ValueError, match=message):
-            call()
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+    with pytest.raises(ValueError, match=message):
+        call()

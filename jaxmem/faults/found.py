@@ -1,7 +1,8 @@
-"""Which rows of the table a compiled module has."""
+"""Which rows of the table a traced step has, and which a compiled module."""
 
 from collections.abc import Iterable, Iterator
 
+from jaxmem.faults.program import TracedProgram
 from jaxmem.faults.record import FoundFault, KnownFault
 from jaxmem.faults.versions import standing
 from jaxmem.memory.buffers import Hlo
@@ -20,3 +21,13 @@ def findings_in_module(hlo: Hlo, faults: Iterable[KnownFault]) -> Iterator[Found
 
 def _is_affected(fault: KnownFault) -> bool:
     return any(standing(fault, p) == "affected" for p in fault.platforms)
+
+
+def findings_in_program(
+    program: TracedProgram, faults: Iterable[KnownFault]
+) -> Iterator[FoundFault]:
+    """What those of these that are found in a jaxpr find, whatever the version."""
+    for fault in faults:
+        if fault.in_program is not None:
+            for eqn, what in fault.in_program(program):
+                yield FoundFault(fault, eqn, what)
