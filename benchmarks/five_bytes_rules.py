@@ -1,0 +1,182 @@
+"""The rules of `benchmarks.five_bytes`: each in float32, and in few bytes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.tree_util import keystr
+
+from jaxmem import optim
+from jaxmem.optim import LowBit
+
+Dims = optax.contrib.MuonDimensionNumbers
+
+
+class Leaves(NamedTuple):
+    """What rules must be told of a model's leaves.
+
+    Attributes:
+      stacked: patterns of the leaves with layers along axis 0.
+      numbers: which axes of a layer's kernels are rows and columns, of the parameters;
+        embeddings and the head are no matrices.
+      projected: patterns of the kernels that low-rank rules project.
+      rank: of their projections, a quarter of the width.
+    """
+
+    stacked: tuple[str, ...]
+    numbers: Callable[[Any], Any]
+    projected: tuple[str, ...]
+    rank: int
+
+
+def _by_path(axes: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Dimension numbers of a tree, by the path of each leaf."""
+    of_leaf = lambda path, _: axes(keystr(path))
+    return lambda params: jax.tree_util.tree_map_with_path(of_leaf, params)
+
+
+def _gpt(path: str) -> Any:
+    if "'blocks'" not in path or "kernel" not in path:
+        return None
+    if any(f"'{name}'" in path for name in ("query", "key", "value")):
+        return Dims(1, (2, 3))  # heads are one side
+    return Dims((1, 2), 3) if "'out'" in path else Dims(1, 2)
+
+
+def _llama(path: str) -> Any:
+    return Dims(1, 2) if "'layers'" in path else None
+
+
+GPT_LEAVES = Leaves(("blocks",), _by_path(_gpt), ("*/up/kernel", "*/down/kernel"), 16)
+LLAMA_LEAVES = Leaves(("layers", "norms"), _by_path(_llama), ("layers",), 1024)
+
+
+class Rule(NamedTuple):
+    """A row.
+
+    Attributes:
+      family: the row with the same rule in float32; "" for that itself.
+      make: the transformation, of a rate and the model's leaves.
+      start: the rate at which the search begins.
+      narrow: what rounds bfloat16 weights; None for weights in float32.
+      averages: whether the rate stays after the warm-up and the model is an average.
+    """
+
+    family: str
+    make: Callable[[Any, Leaves], Any]
+    start: float
+    narrow: Callable[[Any], Any] | None = None
+    averages: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """Whether the weights are in float32."""
+        return self.narrow is None
+
+    def optimizer(self, rate: Any, leaves: Leaves) -> optax.GradientTransformation:
+        made = self.make(rate, leaves)
+        return made if self.narrow is None else self.narrow(made)
+
+
+def _matrices(make: Callable, name: str = "weight_dimension_numbers", **how: Any):
+    """A rule of matrices."""
+    how |= {"weight_decay": 0.0}
+    return lambda rate, leaves: make(rate, **{name: leaves.numbers}, **how)
+
+
+def _low_rank(make: Callable, **how: Any):
+    def made(rate, leaves):
+        return make(rate, rank=leaves.rank, projected=leaves.projected, **how)
+
+    return made
+
+
+def _stacked(make: Callable, **how: Any):
+    return lambda rate, leaves: make(rate, stacked=leaves.stacked, **how)
+
+
+_B2 = 0.95
+
+
+def _adamw(bits: int | LowBit):
+    return lambda rate, _: optim.adamw(rate, b2=_B2, weight_decay=0.0, bits=bits)
+
+
+def _lion(bits: int):
+    return lambda rate, _: optim.lion(rate, weight_decay=0.0, bits=bits)
+
+
+def _schedule_free(bits: int):
+    return lambda rate, _: optim.schedule_free_adamw(rate, b2=_B2, bits=bits)
+
+
+def _muon(bits: int):
+    # of AdamW's lengths, so that the leaves which take AdamW have the same rate
+    how = {"consistent_rms": 0.2, "adam_b2": _B2, "bits": bits}
+    return _matrices(optim.muon, "muon_weight_dimension_numbers", **how)
+
+
+def _galore(bits: int, **how: Any):
+    inner = optim.scale_by_adam(b2=_B2, bits=bits)
+    return _low_rank(optim.galore, inner=inner, **how)
+
+
+def _apollo_mini(rate: Any, leaves: Leaves):
+    return optim.apollo_mini(rate, b2=_B2, projected=leaves.projected)
+
+
+# rule in float32 -> how it is made, where its rate's search starts
+PLAIN: dict[str, tuple[Callable, float]] = {
+    "AdamW": (_adamw(32), 3e-3),
+    "Lion": (_lion(32), 1e-3),
+    "Schedule-free AdamW": (_schedule_free(32), 3e-3),
+    "Muon": (_muon(32), 3e-3),
+    "Adafactor": (_stacked(optim.adafactor), 3e-2),
+    "AdaLomo": (_stacked(optim.adalomo), 3e-2),
+    "GaLore": (_galore(32), 1e-2),
+    "APOLLO": (_low_rank(optim.apollo, b2=_B2), 3e-3),
+    "APOLLO-Mini": (_apollo_mini, 3e-3),
+}
+
+_CODES = {code: LowBit(4, code=code) for code in ("mxfp4", "nvfp4")}
+# rule -> what is added to its name -> how it is made
+NARROW: dict[str, dict[str, Callable]] = {
+    "AdamW": {
+        **{f"{bits}-bit": _adamw(bits) for bits in (8, 4)},
+        **{code: _adamw(how) for code, how in _CODES.items()},
+    },
+    "Lion": {f"{bits}-bit": _lion(bits) for bits in (8, 4)},
+    "Schedule-free AdamW": {f"{bits}-bit": _schedule_free(bits) for bits in (8, 4)},
+    "Muon": {f"{bits}-bit": _muon(bits) for bits in (8, 4)},
+    "Adafactor": {"": PLAIN["Adafactor"][0]},
+    "AdaLomo": {"": PLAIN["AdaLomo"][0]},
+    "GaLore": {
+        f"8-bit, {kind} projector": _galore(8, projector_dtype=kind)
+        for kind in ("int8", "int4")
+    },
+    "APOLLO": {"": PLAIN["APOLLO"][0]},
+    "APOLLO-Mini": {"": _apollo_mini},
+}
+_STOCHASTIC = (("", optim.stochastic_rounding),)
+# what rounds weights, and how it is named, where there is more than that
+_ROUNDED = {
+    "AdamW, 4-bit": (*_STOCHASTIC, (" + 8-bit masters", optim.split_master)),
+}
+
+
+def _rows() -> dict[str, Rule]:
+    rows = {}
+    for family, (make, start) in PLAIN.items():
+        wide = f"{family}, float32"
+        averages = family.startswith("Schedule-free")
+        rows[wide] = Rule("", make, start, None, averages)
+        for code, made in NARROW[family].items():
+            name = ", ".join(filter(None, (family, code)))
+            for words, wrap in _ROUNDED.get(name, _STOCHASTIC):
+                row = Rule(wide, made, start, wrap, averages)
+                rows[f"{name}, bfloat16{words}"] = row
+    return rows
+
+
+RULES = _rows()
