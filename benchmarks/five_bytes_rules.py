@@ -117,6 +117,13 @@ def _muon(bits: int):
     return _matrices(optim.muon, "muon_weight_dimension_numbers", **how)
 
 
+def _preconditioned(make: Callable, bits: int, **how: Any):
+    if make is optim.shampoo:
+        how |= {"grafting_b2": _B2}
+    how |= {"preconditioner_dtype": "float32" if bits == 32 else "int8"}
+    return _matrices(make, b2=_B2, bits=bits, **how)
+
+
 def _galore(bits: int, **how: Any):
     inner = optim.scale_by_adam(b2=_B2, bits=bits)
     return _low_rank(optim.galore, inner=inner, **how)
@@ -132,6 +139,11 @@ PLAIN: dict[str, tuple[Callable, float]] = {
     "Lion": (_lion(32), 1e-3),
     "Schedule-free AdamW": (_schedule_free(32), 3e-3),
     "Muon": (_muon(32), 3e-3),
+    "SOAP": (_preconditioned(optim.soap, 32), 1e-2),
+    "Shampoo": (_preconditioned(optim.shampoo, 32), 3e-3),
+    "CAME": (_stacked(optim.came), 1e-3),
+    "Adam-mini": (_stacked(optim.adam_mini, b2=_B2), 3e-3),
+    "SM3": (_stacked(optim.sm3), 1e-1),
     "Adafactor": (_stacked(optim.adafactor), 3e-2),
     "AdaLomo": (_stacked(optim.adalomo), 3e-2),
     "GaLore": (_galore(32), 1e-2),
@@ -149,6 +161,19 @@ NARROW: dict[str, dict[str, Callable]] = {
     "Lion": {f"{bits}-bit": _lion(bits) for bits in (8, 4)},
     "Schedule-free AdamW": {f"{bits}-bit": _schedule_free(bits) for bits in (8, 4)},
     "Muon": {f"{bits}-bit": _muon(bits) for bits in (8, 4)},
+    "SOAP": {
+        f"one-sided, {bits}-bit": _preconditioned(optim.soap, bits, one_sided=True)
+        for bits in (8, 4)
+    },
+    "Shampoo": {
+        "4-bit": _preconditioned(optim.shampoo, 4),
+        "one-sided, 4-bit": _preconditioned(optim.shampoo, 4, one_sided=True),
+    },
+    "CAME": {f"{bits}-bit": _stacked(optim.came, bits=bits) for bits in (8, 4)},
+    "Adam-mini": {
+        f"{bits}-bit": _stacked(optim.adam_mini, b2=_B2, bits=bits) for bits in (8, 4)
+    },
+    "SM3": {f"{bits}-bit": _stacked(optim.sm3, bits=bits) for bits in (8, 4)},
     "Adafactor": {"": PLAIN["Adafactor"][0]},
     "AdaLomo": {"": PLAIN["AdaLomo"][0]},
     "GaLore": {

@@ -16,8 +16,9 @@ SOAP = LEAVES | {
 }  # fmt: skip
 SHAMPOO = LEAVES | {
     "b1": DECAY, "b2": (*NOT_NUMBER, 0, 1.1, INF), "eps": NOT_NEGATIVE,
-    "block_size": (None, *COUNT), "start_preconditioning_step": COUNT,
-    "grafting": WORD, "grafting_b2": DECAY, "grafting_eps": NOT_NEGATIVE,
+    "block_size": (None, *COUNT), "one_sided": FLAG,
+    "start_preconditioning_step": COUNT, "grafting": WORD,
+    "grafting_b2": DECAY, "grafting_eps": NOT_NEGATIVE,
 }  # fmt: skip
 TAIL = {"learning_rate": RATE, "weight_decay": RATE, "mask": MASK}
 

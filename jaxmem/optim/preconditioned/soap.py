@@ -58,8 +58,8 @@ def scale_by_soap(
 
     **State**, bytes a parameter of a matrix: of both moments 8 in float32, 2.13 with
     `bits=8`, 1.06 with `bits=4`; of L, Ql, R and Qr 8 (m / n + n / m) in float32, half
-    of it with `preconditioner_dtype` "bfloat16", about a quarter with "int8"; with
-    `one_sided` only the smaller of m / n and n / m.
+    of it with `preconditioner_dtype` "bfloat16", about a fifth with "int8", which keeps
+    one half of L and R; with `one_sided` only the smaller of m / n and n / m.
 
     **Error.** In float32 that of roundings alone. With `bits` moments are rounded after
     each step, as those of `scale_by_adam`; here they are in the eigenbasis, with
