@@ -53,7 +53,10 @@ class Momentum(NamedTuple):
 def momentum_of(bits: Any) -> Momentum:
     """The moments that `bits` says, or an error that names it."""
     how = one_code(bits)
-    if how.on_host or how.stochastic:
-        allowed = "neither on_host (see jaxmem.optim.on_host) nor stochastic"
+    if how.on_host or how.draws(0):
+        allowed = (
+            "neither on_host (see jaxmem.optim.on_host) nor stochastic, as "
+            'code="mxfp4" is by default'
+        )
         raise wrong_value("bits", how, allowed)
     return Momentum(how)
