@@ -261,8 +261,8 @@ def test_a_first_moment_falls_without_gradients(kind):
     step = lambda state, _: (tx.update(jnp.zeros_like(g), state)[1], None)
     fallen = jax.lax.scan(step, state, None, 20)[0]
     sizes = lambda s: float(jnp.abs(unpack(FORMATS[kind][0], s.mu)).mean())
-    # small ones may be lost; of the others one of 16,384 roundings is off by 1/5
-    assert 0 < sizes(fallen) / sizes(state) < 1.05 * 0.9**20
+    # small ones may be lost; a rounding leaves others 1/5 too large at most
+    assert 0 < sizes(fallen) / sizes(state) < 1.2 * 0.9**20
 
 
 @microscaled
