@@ -1,6 +1,7 @@
 """The rules of `benchmarks.five_bytes`: each in float32, and in few bytes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -103,21 +104,21 @@ def _adamw(bits: int | LowBit):
     return lambda rate, _: optim.adamw(rate, b2=_B2, weight_decay=0.0, bits=bits)
 
 
-def _lion(bits: int):
+def _lion(bits: int | LowBit):
     return lambda rate, _: optim.lion(rate, weight_decay=0.0, bits=bits)
 
 
-def _schedule_free(bits: int):
+def _schedule_free(bits: int | LowBit):
     return lambda rate, _: optim.schedule_free_adamw(rate, b2=_B2, bits=bits)
 
 
-def _muon(bits: int):
+def _muon(bits: int | LowBit):
     # of AdamW's lengths, so that the leaves which take AdamW have the same rate
     how = {"consistent_rms": 0.2, "adam_b2": _B2, "bits": bits}
     return _matrices(optim.muon, "muon_weight_dimension_numbers", **how)
 
 
-def _preconditioned(make: Callable, bits: int, **how: Any):
+def _preconditioned(make: Callable, bits: int | LowBit, **how: Any):
     if make is optim.shampoo:
         how |= {"grafting_b2": _B2}
     how |= {"preconditioner_dtype": "float32" if bits == 32 else "int8"}
@@ -151,29 +152,36 @@ PLAIN: dict[str, tuple[Callable, float]] = {
     "APOLLO-Mini": (_apollo_mini, 3e-3),
 }
 
-_CODES = {code: LowBit(4, code=code) for code in ("mxfp4", "nvfp4")}
+# the code of moments -> as `bits` has it; of 4 bits "nvfp4" is closest
+_BITS = {"8-bit": 8, "4-bit": 4, "mxfp4": LowBit(4, code="mxfp4")}
+_BITS |= {"nvfp4": LowBit(4, code="nvfp4")}
+
+
+def _in_codes(make: Callable, *codes: str, words: str = "", **how: Any):
+    """A rule with moments in each of the codes, by what is added to its name."""
+    return {words + code: make(_BITS[code], **how) for code in codes}
+
+
+def _with_bits(make: Callable, **how: Any):
+    return lambda bits: _stacked(make, bits=bits, **how)
+
+
+_EIGHT, _FEWEST = ("8-bit", "nvfp4"), ("8-bit", "4-bit", "nvfp4")
+_ONE_SIDE = {"words": "one-sided, ", "one_sided": True}
 # rule -> what is added to its name -> how it is made
 NARROW: dict[str, dict[str, Callable]] = {
-    "AdamW": {
-        **{f"{bits}-bit": _adamw(bits) for bits in (8, 4)},
-        **{code: _adamw(how) for code, how in _CODES.items()},
-    },
-    "Lion": {f"{bits}-bit": _lion(bits) for bits in (8, 4)},
-    "Schedule-free AdamW": {f"{bits}-bit": _schedule_free(bits) for bits in (8, 4)},
-    "Muon": {f"{bits}-bit": _muon(bits) for bits in (8, 4)},
-    "SOAP": {
-        f"one-sided, {bits}-bit": _preconditioned(optim.soap, bits, one_sided=True)
-        for bits in (8, 4)
-    },
+    "AdamW": _in_codes(_adamw, *_FEWEST, "mxfp4"),
+    "Lion": _in_codes(_lion, "8-bit", "4-bit"),
+    "Schedule-free AdamW": _in_codes(_schedule_free, *_FEWEST),
+    "Muon": _in_codes(_muon, *_FEWEST),
+    "SOAP": _in_codes(partial(_preconditioned, optim.soap), *_EIGHT, **_ONE_SIDE),
     "Shampoo": {
-        "4-bit": _preconditioned(optim.shampoo, 4),
-        "one-sided, 4-bit": _preconditioned(optim.shampoo, 4, one_sided=True),
+        **_in_codes(partial(_preconditioned, optim.shampoo), "nvfp4"),
+        **_in_codes(partial(_preconditioned, optim.shampoo), "nvfp4", **_ONE_SIDE),
     },
-    "CAME": {f"{bits}-bit": _stacked(optim.came, bits=bits) for bits in (8, 4)},
-    "Adam-mini": {
-        f"{bits}-bit": _stacked(optim.adam_mini, b2=_B2, bits=bits) for bits in (8, 4)
-    },
-    "SM3": {f"{bits}-bit": _stacked(optim.sm3, bits=bits) for bits in (8, 4)},
+    "CAME": _in_codes(_with_bits(optim.came), *_EIGHT),
+    "Adam-mini": _in_codes(_with_bits(optim.adam_mini, b2=_B2), *_EIGHT),
+    "SM3": _in_codes(_with_bits(optim.sm3), *_EIGHT),
     "Adafactor": {"": PLAIN["Adafactor"][0]},
     "AdaLomo": {"": PLAIN["AdaLomo"][0]},
     "GaLore": {
