@@ -166,28 +166,23 @@ def _with_bits(make: Callable, **how: Any):
     return lambda bits: _stacked(make, bits=bits, **how)
 
 
-_EIGHT, _FEWEST = ("8-bit", "nvfp4"), ("8-bit", "4-bit", "nvfp4")
 _ONE_SIDE = {"words": "one-sided, ", "one_sided": True}
 # rule -> what is added to its name -> how it is made
 NARROW: dict[str, dict[str, Callable]] = {
-    "AdamW": _in_codes(_adamw, *_FEWEST, "mxfp4"),
+    "AdamW": _in_codes(_adamw, "8-bit", "4-bit", "mxfp4", "nvfp4"),
     "Lion": _in_codes(_lion, "8-bit", "4-bit"),
-    "Schedule-free AdamW": _in_codes(_schedule_free, *_FEWEST),
-    "Muon": _in_codes(_muon, *_FEWEST),
-    "SOAP": _in_codes(partial(_preconditioned, optim.soap), *_EIGHT, **_ONE_SIDE),
-    "Shampoo": {
-        **_in_codes(partial(_preconditioned, optim.shampoo), "nvfp4"),
-        **_in_codes(partial(_preconditioned, optim.shampoo), "nvfp4", **_ONE_SIDE),
-    },
-    "CAME": _in_codes(_with_bits(optim.came), *_EIGHT),
-    "Adam-mini": _in_codes(_with_bits(optim.adam_mini, b2=_B2), *_EIGHT),
-    "SM3": _in_codes(_with_bits(optim.sm3), *_EIGHT),
+    "Schedule-free AdamW": _in_codes(_schedule_free, "8-bit", "4-bit"),
+    "Muon": _in_codes(_muon, "8-bit", "4-bit", "nvfp4"),
+    "SOAP": _in_codes(
+        partial(_preconditioned, optim.soap), "8-bit", "nvfp4", **_ONE_SIDE
+    ),
+    "Shampoo": _in_codes(partial(_preconditioned, optim.shampoo), "nvfp4", **_ONE_SIDE),
+    "CAME": _in_codes(_with_bits(optim.came), "8-bit", "nvfp4"),
+    "Adam-mini": _in_codes(_with_bits(optim.adam_mini, b2=_B2), "8-bit"),
+    "SM3": _in_codes(_with_bits(optim.sm3), "8-bit"),
     "Adafactor": {"": PLAIN["Adafactor"][0]},
     "AdaLomo": {"": PLAIN["AdaLomo"][0]},
-    "GaLore": {
-        f"8-bit, {kind} projector": _galore(8, projector_dtype=kind)
-        for kind in ("int8", "int4")
-    },
+    "GaLore": {"8-bit, int8 projector": _galore(8, projector_dtype="int8")},
     "APOLLO": {"": PLAIN["APOLLO"][0]},
     "APOLLO-Mini": {"": _apollo_mini},
 }
