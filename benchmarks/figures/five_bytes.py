@@ -119,7 +119,7 @@ def not_reached() -> str:
 def with_all_gradients() -> str:
     """The rows that fit with the gradients of the whole model, and are within."""
     found = [r for r in narrow() if float(r["with all gradients"]) <= MOST]
-    return ", ".join(_short(r) for r in found if within(r)) or "none"
+    return "; ".join(_short(r) for r in found if within(r)) or "none"
 
 
 @figures("five bytes, above")
