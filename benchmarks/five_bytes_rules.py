@@ -166,6 +166,7 @@ def _with_bits(make: Callable, **how: Any):
     return lambda bits: _stacked(make, bits=bits, **how)
 
 
+_FACTORED = {"words": "factored, ", "factored": True}
 _ONE_SIDE = {"words": "one-sided, ", "one_sided": True}
 # rule -> what is added to its name -> how it is made
 NARROW: dict[str, dict[str, Callable]] = {
@@ -173,9 +174,12 @@ NARROW: dict[str, dict[str, Callable]] = {
     "Lion": _in_codes(_lion, "8-bit", "4-bit"),
     "Schedule-free AdamW": _in_codes(_schedule_free, "8-bit", "4-bit"),
     "Muon": _in_codes(_muon, "8-bit", "4-bit", "nvfp4"),
-    "SOAP": _in_codes(
-        partial(_preconditioned, optim.soap), "8-bit", "nvfp4", **_ONE_SIDE
-    ),
+    "SOAP": {
+        **_in_codes(partial(_preconditioned, optim.soap), "8-bit", **_FACTORED),
+        **_in_codes(
+            partial(_preconditioned, optim.soap), "8-bit", "nvfp4", **_ONE_SIDE
+        ),
+    },
     "Shampoo": _in_codes(partial(_preconditioned, optim.shampoo), "nvfp4", **_ONE_SIDE),
     "CAME": _in_codes(_with_bits(optim.came), "8-bit", "nvfp4"),
     "Adam-mini": _in_codes(_with_bits(optim.adam_mini, b2=_B2), "8-bit"),

@@ -56,6 +56,9 @@ SIDES = ("left", "right")
         ((12, 5), {"one_sided": True, "precondition_frequency": 1}, SIDES[1:]),
         ((6, 11), {"max_precond_dim": 10}, SIDES[:1]),
         ((20, 11), {"max_precond_dim": 10}, ()),
+        ((7, 12), {"factored": True, "precondition_frequency": 3}, SIDES),
+        ((12, 5), {"factored": True, "one_sided": True}, SIDES[1:]),
+        ((20, 11), {"factored": True, "max_precond_dim": 10}, ()),
     ],
     ids=str,
 )
@@ -64,11 +67,11 @@ def test_as_the_reference(shape, how, sides):
     tx = soap(LR, **how)
     _, state = run(tx, p, grads[:1])
     # the larger side's first eigenvectors are not determined by one gradient
-    first = [None if s is None else np.float64(s.basis) for s in state[0][3:]]
+    first = [None if s is None else np.float64(s.basis) for s in state[0][3:5]]
     assert [s is not None for s in first] == [side in sides for side in SIDES]
     got, _ = run(tx, p, grads)
     names = {"precondition_frequency": "frequency", "shampoo_beta": "beta"}
-    names |= {"correct_bias": "correct"}
+    names |= {"correct_bias": "correct", "factored": "factored"}
     same = {names[k]: x for k, x in how.items() if k in names}
     wide = np.float64(p)
     want = soap_reference(wide, np.float64(grads), sides, first, **same)
@@ -135,6 +138,7 @@ def test_other_leaves_take_adam_from_the_second_call_on():
         ({}, 8, 8),
         ({"bits": 8}, 2 + 2 * 2 / 32, 8),
         ({"bits": 4}, 1 + 2 * 4 / 128, 8),
+        ({"bits": 8, "factored": True}, 1 + 2 / 32 + 4 / 512 + 4 / 768, 8),
         ({"preconditioner_dtype": "bfloat16"}, 8, 4),
         # codes, a scale and a zero for each group of 256, of one matrix and a half; and
         # a diagonal
@@ -286,6 +290,7 @@ CODES = {"bits": LowBit(8, least_size=0), "preconditioner_dtype": "int8"}
         pytest.param({}, id="float32", marks=pytest.mark.slow),
         pytest.param(CODES, id="codes", marks=pytest.mark.slow),
         pytest.param({"one_sided": True}, id="one-sided"),
+        pytest.param(CODES | {"factored": True}, id="factored", marks=pytest.mark.slow),
     ],
 )
 def test_released(how):

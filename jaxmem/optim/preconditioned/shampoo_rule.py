@@ -80,9 +80,9 @@ class ShampooRule(NamedTuple):
     grafting: GraftingRule
     dtype: PreconditionerDType
 
-    @property
-    def has_moments(self) -> tuple[bool, bool]:
+    def has_moments(self, matrix: bool) -> tuple[bool, bool]:
         """The grafted rule may have no second moment."""
+        del matrix
         return True, self.grafting.has_moment
 
     def kept(self, m: int, n: int, side: Callable[[str], Zeros]) -> tuple[Any, ...]:
