@@ -180,7 +180,9 @@ NARROW: dict[str, dict[str, Callable]] = {
             partial(_preconditioned, optim.soap), "8-bit", "nvfp4", **_ONE_SIDE
         ),
     },
-    "Shampoo": _in_codes(partial(_preconditioned, optim.shampoo), "nvfp4", **_ONE_SIDE),
+    "Shampoo": _in_codes(
+        partial(_preconditioned, optim.shampoo), "4-bit", "nvfp4", **_ONE_SIDE
+    ),
     "CAME": _in_codes(_with_bits(optim.came), "8-bit", "nvfp4"),
     "Adam-mini": _in_codes(_with_bits(optim.adam_mini, b2=_B2), "8-bit"),
     "SM3": _in_codes(_with_bits(optim.sm3), "8-bit"),
