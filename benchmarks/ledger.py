@@ -121,6 +121,7 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "APOLLO-Mini": (lambda _: optim.apollo_mini(1e-2, projected="layers"), F32),
     "Fira": (low_rank(optim.fira), F32),
     "CAME": (lambda _: optim.came(1e-3), F32),
+    "CAME, 8-bit": (lambda _: optim.came(1e-3, bits=8), F32),
     "Muon": (lambda _: optim.muon(2e-2, stacked="layers"), F32),
     "Muon, 8-bit": (lambda _: optim.muon(2e-2, stacked="layers", bits=8), F32),
     "SOAP": (lambda _: optim.soap(3e-3, stacked="layers"), F32),
@@ -132,9 +133,14 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "Shampoo, 8-bit": (
         lambda _: optim.shampoo(1e-3, stacked="layers", **CODES), F32
     ),
+    "Shampoo, one-sided, 8-bit": (
+        lambda _: optim.shampoo(1e-3, stacked="layers", one_sided=True, **CODES), F32
+    ),
     "Adafactor": (lambda _: optim.adafactor(1e-3), F32),
     "SM3": (lambda _: optim.sm3(1e-3), F32),
+    "SM3, 8-bit": (lambda _: optim.sm3(1e-3, bits=8), F32),
     "Adam-mini": (lambda _: optim.adam_mini(1e-3), F32),
+    "Adam-mini, 8-bit": (lambda _: optim.adam_mini(1e-3, bits=8), F32),
     "AdaLomo, bfloat16": (lambda _: optim.adalomo(1e-3), BF16),
     "LOMO, bfloat16": (lambda _: optim.lomo(1e-3), BF16),
 }  # fmt: skip

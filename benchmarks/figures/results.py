@@ -29,6 +29,7 @@ CHIPS = {
     "fewbit-output": NOTHING,
     "fewbit-tables": NOTHING,
     "fills": H100,
+    "five_bytes": f"losses, {CPU}",
     "foreign": H100,
     "frontier": H100,
     "headlines": "what each row says",

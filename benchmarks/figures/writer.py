@@ -16,8 +16,9 @@ import sys
 from benchmarks.figures.rows import FIGURES, ROOT
 
 RENDERERS = """
-    advice devices faults frontier headlines long_context measured needs optimizers
-    placement readme results sentences tables techniques tiles time velora way_in
+    advice devices faults five_bytes frontier headlines long_context measured needs
+    optimizers placement readme results sentences tables techniques tiles time velora
+    way_in
 """.split()
 for name in RENDERERS:  # they fill FIGURES
     importlib.import_module(f"benchmarks.figures.{name}")

@@ -13,7 +13,7 @@ from tests.bad_calls.call import (
     POSITIVE,
     Call,
 )
-from tests.bad_calls.optimizers import DECAY, MASK, PARAMS, RATE
+from tests.bad_calls.optimizers import BITS, DECAY, MASK, PARAMS, RATE
 
 LAYERS = {"stacked": (3, 1.0, {"w": "x"}, {"w": None}), "per_layer": FLAG}
 STACKED = {"stacked": LAYERS["stacked"]}
@@ -21,11 +21,11 @@ TAIL = {"learning_rate": RATE, "weight_decay": RATE, "mask": MASK}
 PAIR = (None, 3, 1e-30, (1e-30,), (1e-30, -1.0), ("x", 1e-3), (1e-3, 1e-3, 1e-3))
 CAME = {
     **{"b1": DECAY, "b2": DECAY, "b3": DECAY, "eps": PAIR},
-    **{"clip_threshold": (None, *POSITIVE), **LAYERS},
+    **{"clip_threshold": (None, *POSITIVE), "bits": (None, *BITS), **LAYERS},
 }
 MINI = {
     **{"b1": DECAY, "b2": DECAY, "eps": NOT_NEGATIVE, **STACKED},
-    **{"full": LAYERS["stacked"]},
+    **{"full": LAYERS["stacked"], "bits": (None, *BITS)},
     "blocks": (3, "w", [1], {3: (1, -1)}, {"w": "x"}, {"w": (0, 1)}, {"w": (1, -2)}),
 }
 FACTORED = {"factored": FLAG, "min_dim_size_to_factor": (None, -1, 1.5, "8", [8])}
@@ -62,10 +62,11 @@ CALLS = [
         "step_offset": ("1", True, ARRAY),
     }),
     Call("sm3", optim.sm3, {"learning_rate": 0.1}, {
-        **STACKED, "learning_rate": RATE, "momentum": DECAY,
+        **STACKED, "learning_rate": RATE, "momentum": DECAY, "bits": (None, *BITS),
     }),
     Call("scale_by_sm3", optim.scale_by_sm3, {}, {
         **STACKED, "b1": DECAY, "b2": (None, *POSITIVE, 1.1), "eps": NOT_NEGATIVE,
+        "bits": (None, *BITS),
     }),
     Call("adam_mini", optim.adam_mini, {"learning_rate": 0.1}, {**MINI, **TAIL}),
     Call("scale_by_adam_mini", optim.scale_by_adam_mini, {}, MINI),

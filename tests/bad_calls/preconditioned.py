@@ -12,12 +12,14 @@ LEAVES = {
 }  # fmt: skip
 SOAP = LEAVES | {
     "b1": DECAY, "b2": DECAY, "shampoo_beta": DECAY, "eps": NOT_NEGATIVE,
-    "max_precond_dim": (None, *COUNT), "one_sided": FLAG, "correct_bias": FLAG,
+    "max_precond_dim": (None, *COUNT), "one_sided": FLAG,
+    "factored": FLAG, "correct_bias": FLAG,
 }  # fmt: skip
 SHAMPOO = LEAVES | {
     "b1": DECAY, "b2": (*NOT_NUMBER, 0, 1.1, INF), "eps": NOT_NEGATIVE,
-    "block_size": (None, *COUNT), "start_preconditioning_step": COUNT,
-    "grafting": WORD, "grafting_b2": DECAY, "grafting_eps": NOT_NEGATIVE,
+    "block_size": (None, *COUNT), "one_sided": FLAG,
+    "start_preconditioning_step": COUNT, "grafting": WORD,
+    "grafting_b2": DECAY, "grafting_eps": NOT_NEGATIVE,
 }  # fmt: skip
 TAIL = {"learning_rate": RATE, "weight_decay": RATE, "mask": MASK}
 

@@ -9,6 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem.optim import (
+    LowBit,
     adafactor,
     adalomo,
     adam_mini,
@@ -245,6 +246,24 @@ def test_bytes_of_states():
         "adam_mini": whole + layers * n + 1,
         "lomo": 0,
     }
+
+
+@pytest.mark.parametrize("make", [came, sm3, adam_mini])
+@pytest.mark.parametrize("bits, each", [(8, 1 + 2 / 32), (4, 1 / 2 + 4 / 128)])
+def test_bytes_of_momentum_in_codes(make, bits, each):
+    """Of the first moment alone; what is beside it stays as it is."""
+    p = jax.ShapeDtypeStruct((2, 64, 128), jnp.bfloat16)
+    held = lambda **how: bytes_of(jax.eval_shape(make(1e-3, **how).init, p))
+    assert held() - held(bits=bits) == 2 * 64 * 128 * (4 - each)
+
+
+@pytest.mark.parametrize("make", [came, sm3, adam_mini])
+def test_momentum_of_other_codes_is_refused(make):
+    p = drawn((64, 128))
+    with pytest.raises(ValueError, match="mu.*other options"):
+        make(1e-3, bits=8).update(p, make(1e-3, bits=4).init(p), p)
+    with pytest.raises(ValueError, match="on_host"):
+        make(1e-3, bits=LowBit(8, on_host=True))
 
 
 def test_lomo_clips_by_the_global_norm_in_two_passes():

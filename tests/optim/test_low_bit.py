@@ -139,7 +139,7 @@ BOUNDS = {
     # clipped from 2 to the largest mantissa, 1.75 or 1.5; e5m2 halfway above a power
     (8, "mxfp8"): (1 / 8, 1 / 9),
     # 5 is as far from 4 as from 6
-    (4, "mxfp4"): (1 / 4, 1 / 5),
+    (4, "mxfp4"): (1 / 5, 1 / 5),
     # the same, of a scale that is off by 1/17
     (4, "nvfp4"): (3 / 17, 3 / 17),
 }
@@ -170,7 +170,7 @@ def test_stochastic_rounding_is_unbiased(kind, which):
     least = {(8, "companding"): (2 / 255) ** 2, (4, "mxfp4"): 1 / 6, (4, "nvfp4"): 0.09}
     some = wide > wide.max() * least.get(kind, 1 / 16) if which else wide < np.inf
     if which == 0:  # where nothing is clipped
-        held = {(8, "mxfp8"): 0.87, (4, "mxfp4"): 0.75, (4, "nvfp4"): 0.94}
+        held = {(8, "mxfp8"): 0.87, (4, "nvfp4"): 0.94}
         some = abs(wide) < held.get(kind, 2.0) * abs(wide).max()
         some &= wide > -0.88 * abs(wide).max()
     elif kind == (4, "nvfp4"):
@@ -208,8 +208,12 @@ def test_microscaling_is_that_of_the_formats(kind, which):
     assert np.abs(got[~some]).max() <= 1e-20 if kind[1] != "nvfp4" else True
 
 
-# of the second moment: with MX stochastically, by all of the gap next to the largest
-WIDEST = {(8, "mxfp8"): 1 / 4, (4, "mxfp4"): 1 / 2, (4, "nvfp4"): 3 / 17}
+# of both moments: stochastically, by all of the gap next to the largest
+WIDEST = {
+    (8, "mxfp8"): (1 / 8, 1 / 4),
+    (4, "mxfp4"): (1 / 2, 1 / 2),
+    (4, "nvfp4"): (3 / 17, 3 / 17),
+}
 
 
 @microscaled
@@ -228,7 +232,7 @@ def test_microscaled_moments_beside_those_of_adam(kind, dtype):
         u, state = tx.update(g, state)
         _, theirs = wide.update(g, theirs)
         assert u.dtype == dtype and np.isfinite(np.asarray(u, np.float32)).all()
-        for i, (b, e) in enumerate([(0.9, BOUNDS[kind][0]), (0.999, WIDEST[kind])]):
+        for i, (b, e) in enumerate(zip((0.9, 0.999), WIDEST[kind], strict=True)):
             new = b * np.float64(old[i]) + (1 - b) * np.float64(g) ** (i + 1)
             top = abs(new).reshape(16, -1, block).max(-1, keepdims=True)
             top = np.broadcast_to(top, (16, 96 // block, block)).reshape(16, 96)
@@ -246,6 +250,19 @@ def test_a_second_moment_grows_to_the_mean_square(kind):
     state = jax.lax.scan(step, tx.init(g[0]), g)[0]
     root = jnp.sqrt(unpack(FORMATS[kind][1], state.nu).mean() / (1 - 0.999**2000))
     assert root == pytest.approx(1, rel=0.05)
+
+
+@kinds
+def test_a_first_moment_falls_without_gradients(kind):
+    """By a tenth a step, which is less than half of what some numbers are apart."""
+    how = LowBit(kind[0], code=kind[1], least_size=0)
+    tx, g = scale_by_adam(b1=0.9, bits=how), moment(0, (256, 64), spread=1.0)
+    _, state = tx.update(g, tx.init(g))
+    step = lambda state, _: (tx.update(jnp.zeros_like(g), state)[1], None)
+    fallen = jax.lax.scan(step, state, None, 20)[0]
+    sizes = lambda s: float(jnp.abs(unpack(FORMATS[kind][0], s.mu)).mean())
+    # small ones may be lost; a rounding leaves others 1/5 too large at most
+    assert 0 < sizes(fallen) / sizes(state) < 1.2 * 0.9**20
 
 
 @microscaled

@@ -10,7 +10,7 @@ import pytest
 import jaxmem
 from jaxmem.optim import LowBit, scale_by_shampoo, shampoo
 from jaxmem.optim.preconditioned.blocks import block_groups, joined
-from jaxmem.optim.preconditioned.roots import inverse_fourth_root
+from jaxmem.optim.preconditioned.roots import inverse_root
 from jaxmem.optim.preconditioned.symmetric import load_symmetric
 from tests.optim.cases.shampoo import EPS, shampoo_reference
 from tests.optim.test_soap import (
@@ -38,6 +38,9 @@ HOW = {"eps": EPS, "precondition_frequency": 4}
         ((21, 35), {"block_size": 16, "start_preconditioning_step": 6}),
         ((16, 32), {"block_size": 8, "grafting": "rmsprop"}),
         ((5, 9), {"block_size": 1}),
+        ((8, 8), {"one_sided": True}),
+        ((6, 11), {"one_sided": True, "grafting": "sgd", "b2": 1.0}),
+        ((21, 10), {"one_sided": True, "block_size": 8}),
     ],
     ids=str,
 )
@@ -45,7 +48,7 @@ def test_as_the_reference(shape, how):
     p, grads = draw(shape, 14)
     got, _ = run(shampoo(LR, **HOW, **how), p, grads)
     names = {"grafting": "kind", "block_size": "block", "b2": "b2"}
-    names |= {"start_preconditioning_step": "start"}
+    names |= {"start_preconditioning_step": "start", "one_sided": "one_sided"}
     same = {"block": 1024} | {names[k]: x for k, x in how.items()}
     wide = np.float64(p)
     want = shampoo_reference(wide, np.float64(grads), every=4, decay=0.0, **same)
@@ -70,10 +73,10 @@ def test_root_of_a_matrix_that_roundings_made_indefinite():
     values = np.array([-1e-3, 0.0, 1e-2, 0.5, 1.0, 2.0])
     gram = jnp.asarray((vectors * values) @ vectors.T, jnp.float32)
     want = (vectors * (values + 1e-3 + 1e-2) ** -0.25) @ vectors.T
-    np.testing.assert_allclose(inverse_fourth_root(gram, 1e-2), want, atol=1e-4)
+    np.testing.assert_allclose(inverse_root(gram, 4, 1e-2), want, atol=1e-4)
     least = np.maximum(values, 1e-3) + 1e-2
     want = (vectors * least**-0.25) @ vectors.T
-    np.testing.assert_allclose(inverse_fourth_root(gram, 1e-2, True), want, atol=1e-4)
+    np.testing.assert_allclose(inverse_root(gram, 4, 1e-2, True), want, atol=1e-4)
 
 
 def test_matrices_of_stacks_each_by_itself():
@@ -109,11 +112,16 @@ def test_other_leaves_take_the_grafted_rule():
         ({}, 8, 16),
         ({"grafting": "sgd"}, 4, 16),
         ({"bits": 8, "preconditioner_dtype": "bfloat16"}, 2.125, 8),
-        # codes of two matrices a side, their scales, zeros and diagonals
+        # codes of half of two matrices a side, their scales, zeros and diagonals
         (
             {"bits": 8, "preconditioner_dtype": "int8"},
             2.125,
-            4 * (1 + 5 / 256 + 4 / 256),
+            4 * ((1 + 5 / 128) / 2 + 4 / 256),
+        ),
+        (
+            {"bits": 4, "preconditioner_dtype": "int8", "one_sided": True},
+            1.0625,
+            2 * ((1 + 5 / 128) / 2 + 4 / 256),
         ),
     ],
     ids=str,
@@ -147,10 +155,11 @@ def test_roots_in_few_bits(kind):
 
 
 CODES = {"bits": LowBit(8, least_size=0), "preconditioner_dtype": "int8"}
+ONE_SIDE = CODES | {"one_sided": True}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, CODES], ids=["float32", "codes"])
+@pytest.mark.parametrize("how", [{}, CODES, ONE_SIDE], ids=["float32", "codes", "one"])
 def test_released(how):
     """In the backward scan over layers: the same values, and no more bytes."""
     tx = shampoo(LR, stacked="*", block_size=32, **{**HOW, **how})

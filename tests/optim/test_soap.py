@@ -12,7 +12,7 @@ from jaxmem.optim import LowBit, MomentCodes, scale_by_soap, soap
 from jaxmem.optim.low_bit.codes import unpack
 from jaxmem.optim.low_rank.stored import ProjectorCodes, load
 from jaxmem.optim.preconditioned.bases import eigenbasis
-from jaxmem.optim.preconditioned.symmetric import load_symmetric
+from jaxmem.optim.preconditioned.symmetric import folded, load_symmetric, unfolded
 from tests.arrays import array
 from tests.optim.cases.soap import soap_reference
 
@@ -56,6 +56,9 @@ SIDES = ("left", "right")
         ((12, 5), {"one_sided": True, "precondition_frequency": 1}, SIDES[1:]),
         ((6, 11), {"max_precond_dim": 10}, SIDES[:1]),
         ((20, 11), {"max_precond_dim": 10}, ()),
+        ((7, 12), {"factored": True, "precondition_frequency": 3}, SIDES),
+        ((12, 5), {"factored": True, "one_sided": True}, SIDES[1:]),
+        ((20, 11), {"factored": True, "max_precond_dim": 10}, ()),
     ],
     ids=str,
 )
@@ -64,11 +67,11 @@ def test_as_the_reference(shape, how, sides):
     tx = soap(LR, **how)
     _, state = run(tx, p, grads[:1])
     # the larger side's first eigenvectors are not determined by one gradient
-    first = [None if s is None else np.float64(s.basis) for s in state[0][3:]]
+    first = [None if s is None else np.float64(s.basis) for s in state[0][3:5]]
     assert [s is not None for s in first] == [side in sides for side in SIDES]
     got, _ = run(tx, p, grads)
     names = {"precondition_frequency": "frequency", "shampoo_beta": "beta"}
-    names |= {"correct_bias": "correct"}
+    names |= {"correct_bias": "correct", "factored": "factored"}
     same = {names[k]: x for k, x in how.items() if k in names}
     wide = np.float64(p)
     want = soap_reference(wide, np.float64(grads), sides, first, **same)
@@ -135,9 +138,15 @@ def test_other_leaves_take_adam_from_the_second_call_on():
         ({}, 8, 8),
         ({"bits": 8}, 2 + 2 * 2 / 32, 8),
         ({"bits": 4}, 1 + 2 * 4 / 128, 8),
+        ({"bits": 8, "factored": True}, 1 + 2 / 32 + 4 / 512 + 4 / 768, 8),
         ({"preconditioner_dtype": "bfloat16"}, 8, 4),
-        # codes, a scale and a zero for each group of 256, of both; and a diagonal
-        ({"bits": 8, "preconditioner_dtype": "int8"}, 2.125, 2 + 2 * 5 / 256 + 4 / 512),
+        # codes, a scale and a zero for each group of 256, of one matrix and a half; and
+        # a diagonal
+        (
+            {"bits": 8, "preconditioner_dtype": "int8"},
+            2.125,
+            1.5 * (1 + 5 / 256) + 4 / 512,
+        ),
     ],
     ids=str,
 )
@@ -160,6 +169,18 @@ def test_bytes(how, moments, sides):
 # -- codes
 
 
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_half_of_a_symmetric_matrix(n):
+    """Each pair once, and zeros; the whole matrix comes back."""
+    numbers = 1 + np.arange(n * (n - 1) // 2, dtype=np.float32)
+    x = np.zeros((n, n), np.float32)
+    x[np.triu_indices(n, 1)] = numbers
+    half = folded(jnp.asarray(x + x.T + np.eye(n, dtype=np.float32)))
+    assert half.shape == (2 * -(-n // 2), -(-n // 2))
+    np.testing.assert_array_equal(np.sort(half[half != 0]), numbers)
+    np.testing.assert_array_equal(unfolded(half, n), x + x.T)
+
+
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])
 def test_gram_matrices_in_few_bits(kind):
     """Rounded without bias: errors add up as those of independent roundings do."""
@@ -174,8 +195,8 @@ def test_gram_matrices_in_few_bits(kind):
         off = ~np.eye(len(gram), dtype=bool)
         for g in each:
             mean = beta * mean + (1 - beta) * g @ g.T
-            span = np.where(off, mean, 0.0)
             # of a value of bfloat16 2^-7 at most, of codes a 255th of a row's range
+            span = np.pad(np.float64(folded(jnp.asarray(mean))), ((0, 0), (0, 1)))
             codes = np.ptp(span, axis=1).max() / 255
             of_floats = 2.0**-7 * np.abs(span).max()
             gap = max(gap, of_floats if kind == "bfloat16" else codes)
@@ -269,6 +290,7 @@ CODES = {"bits": LowBit(8, least_size=0), "preconditioner_dtype": "int8"}
         pytest.param({}, id="float32", marks=pytest.mark.slow),
         pytest.param(CODES, id="codes", marks=pytest.mark.slow),
         pytest.param({"one_sided": True}, id="one-sided"),
+        pytest.param(CODES | {"factored": True}, id="factored", marks=pytest.mark.slow),
     ],
 )
 def test_released(how):

@@ -23,6 +23,8 @@ from jaxmem.optim.factored.leaves import (
     widened,
 )
 from jaxmem.optim.factored.rms import clipped
+from jaxmem.optim.low_bit.low_bit import LowBit
+from jaxmem.optim.low_bit.momentum import Momentum, momentum_of
 
 WHO = "CAME"
 
@@ -30,7 +32,7 @@ WHO = "CAME"
 class CameState(NamedTuple):
     """State of CAME: trees of the parameters' structure, in float32 or wider."""
 
-    mu: PyTree  # of the parameter's shape
+    mu: PyTree  # of the parameter's shape, or `MomentCodes`
     nu: PyTree  # `FactoredMoment` of a matrix; of a vector its shape
     instability: PyTree  # `FactoredMoment` of a matrix; of a vector nothing
 
@@ -42,6 +44,7 @@ class CameRule(NamedTuple):
     eps: tuple[Any, Any]
     clip_threshold: Any
     per_layer: bool
+    momentum: Momentum
 
 
 def scale_by_came(
@@ -53,6 +56,7 @@ def scale_by_came(
     *,
     stacked: Any = None,
     per_layer: bool = True,
+    bits: int | LowBit = 32,
 ) -> optax.GradientTransformation:
     """Rescales updates by CAME.
 
@@ -70,8 +74,9 @@ def scale_by_came(
       v <- b2 v + (1 - b2) (g^2 + eps[0]),  u = g rsqrt(v), clipped as above
       m <- b1 m + (1 - b1) u,  update = m
 
-    There is no bias correction. State: 4 bytes a parameter for m, and `8 (m + n)` for a
-    matrix [m, n]; 8 bytes a parameter for vectors. Micro-batches are accumulated in a
+    There is no bias correction. State: 4 bytes a parameter for m, 1.06 with `bits=8`,
+    0.53 with `bits=4`, and `8 (m + n)` for a matrix [m, n]; of a vector 4 bytes a
+    parameter beside m. Micro-batches are accumulated in a
     sum: what follows depends on the square of the whole gradient.
 
     A gradient that is not finite makes the means that it enters, and from then on the
@@ -91,6 +96,9 @@ def scale_by_came(
         the two largest axes that count no layers, others are batch axes.
       per_layer: RMS(u) is a layer's, so that `jaxmem.schedule` can update each layer
         inside the backward pass; False: of the whole leaf, as in the reference.
+      bits: of the first moment: 8, 4, 32 (float32), or a `LowBit`. With codes it is
+        rounded to the nearest after each step, as that of `adam` is; the update is made
+        of what it was before.
 
     Returns:
       An `optax.GradientTransformation` with a `CameState`. Updates have the gradients'
@@ -102,7 +110,8 @@ def scale_by_came(
 
     Source:
       Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization"
-      (2023), arXiv 2307.02047. RMS a layer is not in it.
+      (2023), arXiv 2307.02047. RMS a layer is not in it. 8 bits as in Xie et al., "SANA
+      1.5" (2025), arXiv 2501.18427, with other codes.
 
     Example::
 
@@ -111,18 +120,20 @@ def scale_by_came(
     b1, b2, b3 = decay("b1", b1), decay("b2", b2), decay("b3", b3)
     threshold = number("clip_threshold", clip_threshold, above=0)
     per_layer = check_bool("per_layer", per_layer)
-    rule = CameRule(b1, b2, b3, pair("eps", eps), threshold, per_layer)
+    small, momentum = pair("eps", eps), momentum_of(bits)
+    rule = CameRule(b1, b2, b3, small, threshold, per_layer, momentum)
     check_selection("stacked", stacked)
 
     def init(params):
         check_real(WHO, params)
         layers = iter(layer_axes(WHO, stacked, params))
         start = lambda path, p: _start(p, next(layers))
-        return CameState(*map_leaves(WHO, 3, start, params))
+        return CameState(momentum.zeros(params), *map_leaves(WHO, 2, start, params))
 
     def update(updates, state, params=None):
         del params
         check_class(WHO, state, CameState)
+        momentum.check(updates, state.mu)
         layers = iter(layer_axes(WHO, stacked, updates))
         step = lambda *leaf: _step(rule, next(layers), *leaf)
         with jax.named_scope("jaxmem.scale_by_came"):
@@ -135,11 +146,11 @@ def scale_by_came(
 def _start(p, layers: int):
     axes = moments.matrix_axes(p.shape, layers)
     instability = optax.EmptyState() if axes is None else moments.zeros(p, axes)
-    return moments.zeros(p, None), moments.zeros(p, axes), instability
+    return moments.zeros(p, axes), instability
 
 
-def _step(rule: CameRule, layers: int, path: str, g, mu, nu, instability):
-    axes = moments.matrix_axes(g.shape, layers)
+def _step(rule: CameRule, layers: int, path: str, g, stored, nu, instability):
+    axes, mu = moments.matrix_axes(g.shape, layers), rule.momentum.loaded(stored)
     check_shape(WHO, path, mu.shape, g.shape)
     moments.check_moment(WHO, path, nu, g, axes)
     x = g.astype(mu.dtype)
@@ -147,13 +158,14 @@ def _step(rule: CameRule, layers: int, path: str, g, mu, nu, instability):
     u = moments.divided_by_root(x, nu, axes)
     u = clipped(u, rule.clip_threshold, layers if rule.per_layer else 0)
     mu = rule.b1 * mu + (1 - rule.b1) * u
+    kept = rule.momentum.stored(mu, stored)
     if axes is None:
-        return mu.astype(g.dtype), mu, nu, instability
+        return mu.astype(g.dtype), kept, nu, instability
     moments.check_moment(WHO, path, instability, g, axes)
     apart = jnp.square(u - mu) + rule.eps[1]
     instability = moments.averaged(instability, apart, rule.b3, 1 - rule.b3, axes)
     update = moments.divided_by_root(mu, instability, axes)
-    return update.astype(g.dtype), mu, nu, instability
+    return update.astype(g.dtype), kept, nu, instability
 
 
 def came(
@@ -168,6 +180,7 @@ def came(
     *,
     stacked: Any = None,
     per_layer: bool = True,
+    bits: int | LowBit = 32,
 ) -> optax.GradientTransformationExtraArgs:
     """CAME with a learning rate and decoupled weight decay.
 
@@ -177,14 +190,14 @@ def came(
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps.
-      b1, b2, b3, eps, clip_threshold, stacked, per_layer: see `scale_by_came`.
+      b1, b2, b3, eps, clip_threshold, stacked, per_layer, bits: see `scale_by_came`.
       weight_decay: decoupled weight decay, multiplied by the learning rate; with it
         `update` needs the parameters.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs`; its state is 4 bytes a parameter, and
+      An `optax.GradientTransformationExtraArgs`; its state is the first moment, and
       little else.
 
     Raises:
@@ -198,7 +211,10 @@ def came(
       tx = jaxmem.optim.came(2e-4, weight_decay=1e-2, stacked="layers")
     """
     rule = scale_by_came(
-        b1, b2, b3, eps, clip_threshold, stacked=stacked, per_layer=per_layer
+        *(b1, b2, b3, eps, clip_threshold),
+        stacked=stacked,
+        per_layer=per_layer,
+        bits=bits,
     )
     tail = decayed_rate(learning_rate, weight_decay, mask)
     return widened(optax.chain(rule, tail))

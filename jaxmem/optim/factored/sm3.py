@@ -22,6 +22,8 @@ from jaxmem.optim.factored.leaves import (
     map_leaves,
     widened,
 )
+from jaxmem.optim.low_bit.low_bit import LowBit
+from jaxmem.optim.low_bit.momentum import momentum_of
 
 WHO = "SM3"
 
@@ -30,7 +32,7 @@ class Sm3State(NamedTuple):
     """State of SM3: trees of the parameters' structure, in float32 or wider."""
 
     cover: PyTree  # a tuple of accumulators, one an axis; of a vector itself one
-    mu: PyTree  # momentum, of the parameter's shape
+    mu: PyTree  # momentum, of the parameter's shape, or `MomentCodes`
 
 
 def scale_by_sm3(
@@ -39,6 +41,7 @@ def scale_by_sm3(
     eps: ArrayLike = 1e-8,
     *,
     stacked: Any = None,
+    bits: int | LowBit = 32,
 ) -> optax.GradientTransformation:
     """Rescales updates by SM3 (its second form, with momentum), as optax does.
 
@@ -52,15 +55,19 @@ def scale_by_sm3(
 
     A vector has v itself. Differs from `optax.scale_by_sm3` in that the layers of a
     stacked leaf share nothing, that the state is float32 for bfloat16 parameters, and
-    that scalars are taken. State: 4 bytes a parameter for m, `4 (m + n)` for a matrix
-    [m, n], 8 bytes a parameter for vectors. Micro-batches are accumulated in a sum. A
-    gradient that is not finite stays in the state.
+    that scalars are taken. State: 4 bytes a parameter for m, 1.06 with `bits=8`, 0.53
+    with `bits=4`, and `4 (m + n)` for a matrix [m, n]; of a vector 4 bytes a parameter
+    beside m. Micro-batches are accumulated in a sum. A gradient that is not finite
+    stays in the state.
 
     Args:
       b1: decay of the momentum, in [0, 1).
       b2: decay of the squares, in (0, 1]; 1 is a sum, as Adagrad's.
       eps: added to v under the root.
       stacked: which leaves have layers along axis 0, see `scale_by_came`.
+      bits: of the first moment: 8, 4, 32 (float32), or a `LowBit`. With codes it is
+        rounded to the nearest after each step, as that of `adam` is; the update is made
+        of what it was before.
 
     Returns:
       An `optax.GradientTransformation` with an `Sm3State`. Updates have the gradients'
@@ -82,19 +89,26 @@ def scale_by_sm3(
     b2 = number("b2", b2, above=0, at_most=1)
     eps = number("eps", eps, at_least=0)
     check_selection("stacked", stacked)
+    momentum = momentum_of(bits)
 
     def init(params):
         check_real(WHO, params)
         layers = iter(layer_axes(WHO, stacked, params))
-        return Sm3State(
-            *map_leaves(WHO, 2, lambda path, p: _start(p, next(layers)), params)
-        )
+        start = lambda path, p: (_start(p, next(layers)),)
+        (cover,) = map_leaves(WHO, 1, start, params)
+        return Sm3State(cover, momentum.zeros(params))
 
     def update(updates, state, params=None):
         del params
         check_class(WHO, state, Sm3State)
+        momentum.check(updates, state.mu)
         layers = iter(layer_axes(WHO, stacked, updates))
-        step = lambda *leaf: _step(b1, b2, eps, next(layers), *leaf)
+
+        def step(path, g, cover, mu):
+            old = momentum.loaded(mu)
+            u, cover, new = _step(b1, b2, eps, next(layers), path, g, cover, old)
+            return u, cover, momentum.stored(new, mu)
+
         with jax.named_scope("jaxmem.scale_by_sm3"):
             new, cover, mu = map_leaves(WHO, 3, step, updates, *state)
         return new, Sm3State(cover, mu)
@@ -117,8 +131,7 @@ def _start(p, layers: int):
         jax.eval_shape(lambda x, axes=axes: jnp.max(x, axes), p) if axes else p
         for axes in _others(p.ndim, layers)
     )
-    cover = tuple(jnp.zeros_like(kind, dtype=dtype) for kind in kinds)
-    return cover, jnp.zeros_like(p, dtype=dtype)
+    return tuple(jnp.zeros_like(kind, dtype=dtype) for kind in kinds)
 
 
 def _step(b1, b2, eps, layers: int, path: str, g, cover, mu):
@@ -142,6 +155,7 @@ def sm3(
     momentum: ArrayLike = 0.9,
     *,
     stacked: Any = None,
+    bits: int | LowBit = 32,
 ) -> optax.GradientTransformationExtraArgs:
     """SM3 with a learning rate: `optax.sm3`, on each layer of a stacked leaf.
 
@@ -151,11 +165,11 @@ def sm3(
     Args:
       learning_rate: a scalar, or a schedule of the number of steps.
       momentum: decay of the momentum, in [0, 1).
-      stacked: which leaves have layers along axis 0, see `scale_by_came`.
+      stacked, bits: see `scale_by_sm3`.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs`; its state is 4 bytes a parameter, and
-      little else.
+      An `optax.GradientTransformationExtraArgs`; its state is the momentum, and little
+      else.
 
     Raises:
       ValueError, TypeError: as `scale_by_sm3`.
@@ -169,4 +183,4 @@ def sm3(
     """
     b1 = number("momentum", momentum, at_least=0, below=1)
     rate = optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate))
-    return widened(optax.chain(scale_by_sm3(b1, stacked=stacked), rate))
+    return widened(optax.chain(scale_by_sm3(b1, stacked=stacked, bits=bits), rate))

@@ -85,7 +85,8 @@ def _microscaled(
         jnp.uint8 if four else kind.dtype,
         scale,
         tensor=tensor,
-        stochastic=second and not tensor,
+        # a step changes either by less than half of what numbers are apart
+        stochastic=not tensor and (second or four),
         packed=four,
         cheap=not four,
     )
@@ -134,7 +135,7 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
         32,
     ),
     (4, "mxfp4"): (
-        _microscaled(E2M1, scales.shared_exponent(E2M1)),
+        _microscaled(E2M1, scales.shared_exponent(E2M1, clips=False)),
         _microscaled(E2M1, scales.shared_exponent(E2M1, clips=False), second=True),
         32,
     ),

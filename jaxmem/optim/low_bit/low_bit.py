@@ -52,7 +52,8 @@ class LowBit:
       least_size: leaves with fewer elements keep moments in float32.
       stochastic: round stochastically, without bias, instead of to the nearest. By
         default AdamA does, which rounds once a micro-batch, and second moments of
-        "mxfp8" and "mxfp4" are, which to the nearest would stop growing.
+        "mxfp8" and both of "mxfp4" are, which to the nearest would stop growing or
+        falling.
       seed: of the stochastic rounding. What is drawn depends on it, the step, the leaf
         and the element alone.
       by_rows: update large leaves of two axes, such as embeddings, in a loop over

@@ -9,7 +9,9 @@ A second moment grows by 1 - b2 of a square a step, less than half of what neigh
 numbers are apart. To the nearest an MX block would stop growing long before it holds
 the mean square, since its scale has no digits that could grow, and steps would be
 longer: second moments in MX blocks are rounded stochastically, and have the next
-exponent where the OCP's rule would clip the largest. NVFP4's second scale follows the
+exponent where the OCP's rule would clip the largest. So are first moments in "mxfp4":
+a b1 of 0.9 takes a tenth from them, and neighbours are more than two tenths apart, so
+that to the nearest they would never fall. NVFP4's second scale follows the
 largest value exactly, so that to the nearest, which is closer, second moments grow;
 their roots may be off by a third, mostly too large. No second moment becomes 0, which
 would divide a step by `eps`, but the smallest number, which makes its step shorter. It
@@ -21,8 +23,7 @@ doubles it, where nothing is clipped, and has no bias above the smallest number:
 
 - mxfp8: of a first moment 1/8, where it is clipped, and else 1/17 of the element down
   to 2^-14 of the largest; of a second moment 1/9 of the element, down to 2^-28.
-- mxfp4: of a first moment 1/4, where it is clipped, and else 1/5; of a second moment
-  1/5; its smallest number is 1/12 to 1/6 of the largest.
+- mxfp4: 1/5; the smallest number of a second moment is 1/12 to 1/6 of the largest.
 - nvfp4: 3/17, half of the gap from 4 to 6 with a scale that is off by 1/17; the
   smallest number of a second moment is 1/12 of the largest. A block whose largest value
   is below 2^-6/448 of the matrix's has a coarser scale.

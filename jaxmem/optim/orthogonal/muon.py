@@ -253,8 +253,11 @@ class _Leaves:
 
 def _codes(bits: Any, mu_dtype: Any) -> LowBit:
     how = one_code(bits)
-    if how.on_host or how.stochastic:
-        allowed = "neither on_host (see jaxmem.optim.on_host) nor stochastic"
+    if how.on_host or how.draws(0):
+        allowed = (
+            "neither on_host (see jaxmem.optim.on_host) nor stochastic, as "
+            'code="mxfp4" is by default'
+        )
         raise wrong_value("bits", how, allowed)
     if how.bits != 32 and mu_dtype is not None:
         raise ValueError(

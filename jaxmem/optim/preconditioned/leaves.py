@@ -48,9 +48,8 @@ class MatrixRule(Protocol):
         """Of what is kept beside the moments; all but float32 is rounded."""
         ...
 
-    @property
-    def has_moments(self) -> tuple[bool, bool]:
-        """Which of the first and the second moment are kept."""
+    def has_moments(self, matrix: bool) -> tuple[bool, bool]:
+        """Which of the first and the second moment of a leaf have its shape."""
         ...
 
     @property
@@ -143,7 +142,7 @@ def of_matrices(
 
 def _init(rule: MatrixRule, path, p, axes: MatrixAxes | None, fields: int) -> tuple:
     """The fields of a new leaf."""
-    pairs = zip(_MOMENTS, rule.has_moments, strict=True)
+    pairs = zip(_MOMENTS, rule.has_moments(axes is not None), strict=True)
     made = [zeros_of(rule.how, i, path, p) if has else None for i, has in pairs]
     if axes is None:
         return (*made, *[None] * (fields - len(made)))

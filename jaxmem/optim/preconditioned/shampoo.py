@@ -7,7 +7,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from jaxmem._checks import check_choice, check_int
+from jaxmem._checks import check_bool, check_choice, check_int
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.preconditioned.grafting import Grafting, GraftingRule
@@ -27,6 +27,7 @@ def scale_by_shampoo(
     eps: ArrayLike = 1e-12,
     *,
     block_size: int = 1024,
+    one_sided: bool = False,
     precondition_frequency: int = 10,
     start_preconditioning_step: int | None = None,
     grafting: Grafting | None = "adam",
@@ -51,7 +52,8 @@ def scale_by_shampoo(
     in float32, with roots that are computed by eigendecompositions every
     `precondition_frequency` steps, and nu the second moment of g. With `b2` of 1 L and
     R are sums, which are not divided. Before the first roots there are, and for leaves
-    of no matrices, the update is G.
+    of no matrices, the update is G. With `one_sided` P has the smaller side alone, by
+    the inverse square root: (L / (1 - b2^t) + eps)^(-1/2) M where m <= n.
 
     The matrices of a stack [layers, m, n] and the blocks of a matrix are done one after
     another: products and decompositions of one block are there at a time, and
@@ -59,7 +61,8 @@ def scale_by_shampoo(
 
     **State**, bytes a parameter of a matrix: of both moments 8 in float32, 2.13 with
     `bits=8`, 1.06 with `bits=4`; of L, R and their roots in blocks of one size on both
-    sides 16 in float32, 8 with `preconditioner_dtype` "bfloat16", 4.1 with "int8".
+    sides 16 in float32, 8 with `preconditioner_dtype` "bfloat16", 2.1 with "int8",
+    which keeps one half of each; with `one_sided` half of that.
 
     **Error.** In float32 that of roundings alone: eigenvalues are exact to 1e-7 of the
     largest, so roots of matrices with a wider spread than that depend on `eps`. With
@@ -81,6 +84,8 @@ def scale_by_shampoo(
       b2: decay of L and R, in (0, 1]; 1 in the implementation of the source.
       eps: added to eigenvalues.
       block_size: the most rows and columns of a block.
+      one_sided: a block has a matrix for its smaller side alone, for the rows if both
+        are of one size.
       precondition_frequency: steps between two computations of the roots; 1 in the
         implementation of the source.
       start_preconditioning_step: the first step with roots, from 1 on; by default
@@ -110,7 +115,8 @@ def scale_by_shampoo(
     Source:
       Gupta et al., "Shampoo: Preconditioned Stochastic Tensor Optimization" (2018),
       arXiv 1802.09568; blocks and grafting as in Anil et al. (2020), arXiv 2002.09018,
-      and Shi et al. (2023), arXiv 2309.06497.
+      and Shi et al. (2023), arXiv 2309.06497; one side as in Xie et al. (2025), arXiv
+      2503.10537, and An et al. (2025), arXiv 2503.20762.
     """
     every = check_int("precondition_frequency", precondition_frequency, 1)
     start = every
@@ -123,6 +129,7 @@ def scale_by_shampoo(
         b2=number("b2", b2, above=0, at_most=1),
         eps=number("eps", eps, at_least=0),
         block_size=check_int("block_size", block_size, 1),
+        one_sided=check_bool("one_sided", one_sided),
         frequency=every,
         start=start,
         grafting=GraftingRule(
@@ -145,6 +152,7 @@ def shampoo(
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     *,
     block_size: int = 1024,
+    one_sided: bool = False,
     precondition_frequency: int = 10,
     start_preconditioning_step: int | None = None,
     grafting: Grafting | None = "adam",
@@ -167,8 +175,9 @@ def shampoo(
         `optax.adamw`. With it `update` needs the parameters.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
-      b1, b2, eps, block_size: see `scale_by_shampoo`, as for all that follow, which has
-        the rule, its error and the bytes.
+      b1, b2, eps: see `scale_by_shampoo`, as for all that follow, which has the rule,
+        its error and the bytes.
+      block_size, one_sided: see there.
       precondition_frequency, start_preconditioning_step: see there.
       grafting, grafting_b2, grafting_eps: see there.
       stacked, weight_dimension_numbers, bits, preconditioner_dtype: see there.
@@ -193,6 +202,7 @@ def shampoo(
         b2,
         eps,
         block_size=block_size,
+        one_sided=one_sided,
         precondition_frequency=precondition_frequency,
         start_preconditioning_step=start_preconditioning_step,
         grafting=grafting,

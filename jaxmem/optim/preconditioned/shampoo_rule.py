@@ -14,7 +14,7 @@ from jaxmem.optim.orthogonal.sharded import over_batch
 from jaxmem.optim.preconditioned.blocks import BlockGroup, block_groups, joined
 from jaxmem.optim.preconditioned.grafting import GraftingRule
 from jaxmem.optim.preconditioned.leaves import drawn
-from jaxmem.optim.preconditioned.roots import inverse_fourth_root
+from jaxmem.optim.preconditioned.roots import inverse_root
 from jaxmem.optim.preconditioned.symmetric import (
     PreconditionerDType,
     Zeros,
@@ -46,12 +46,12 @@ class BlocksState(NamedTuple):
     """What is kept of equal blocks [m, n] of a leaf's matrices.
 
     Attributes:
-      left: [*batch, blocks, m, m].
-      right: [*batch, blocks, n, n].
+      left: [*batch, blocks, m, m]; None if blocks have the other side alone.
+      right: [*batch, blocks, n, n]; likewise.
     """
 
-    left: "RootState"
-    right: "RootState"
+    left: "RootState | None"
+    right: "RootState | None"
 
 
 class RootState(NamedTuple):
@@ -59,7 +59,7 @@ class RootState(NamedTuple):
 
     Attributes:
       gram: the mean, or the sum, of g g^T (of g^T g on the right), as stored.
-      root: its inverse fourth root, as stored.
+      root: its inverse fourth root, or square root of a side that is alone, as stored.
     """
 
     gram: Any
@@ -74,14 +74,15 @@ class ShampooRule(NamedTuple):
     b2: Any
     eps: Any
     block_size: int
+    one_sided: bool
     frequency: int
     start: int
     grafting: GraftingRule
     dtype: PreconditionerDType
 
-    @property
-    def has_moments(self) -> tuple[bool, bool]:
+    def has_moments(self, matrix: bool) -> tuple[bool, bool]:
         """The grafted rule may have no second moment."""
+        del matrix
         return True, self.grafting.has_moment
 
     def kept(self, m: int, n: int, side: Callable[[str], Zeros]) -> tuple[Any, ...]:
@@ -126,12 +127,16 @@ class ShampooRule(NamedTuple):
             u, *sides = jax.tree.map(add, one(*inside))
         return u, BlocksState(*sides)
 
-    def _of_block(self, count, seed, left: RootState, right: RootState, g, ahead, step):
-        left = self._side(count, seed, 0, left, g)
-        right = self._side(count, seed, 1, right, g.T)
-        roots = load_symmetric(left.root), load_symmetric(right.root)
-        u = self.grafting.grafted(roots[0] @ ahead @ roots[1], step)
-        return jnp.where(count + 1 < self.start, step, u), left, right
+    def _of_block(self, count, seed, left, right, g, ahead, step):
+        u, sides = ahead, [left, right]
+        if left is not None:
+            sides[0] = self._side(count, seed, 0, left, g)
+            u = load_symmetric(sides[0].root) @ u
+        if right is not None:
+            sides[1] = self._side(count, seed, 1, right, g.T)
+            u = u @ load_symmetric(sides[1].root)
+        u = self.grafting.grafted(u, step)
+        return jnp.where(count + 1 < self.start, step, u), *sides
 
     def _side(self, count, seed, which: int, state: RootState, g) -> RootState:
         """A side with this gradient in it, and its root where that is due."""
@@ -142,7 +147,8 @@ class ShampooRule(NamedTuple):
         def renewed(gram, root):
             correct = 1.0 if self._sums else 1 - self.b2 ** t.astype(jnp.float32)
             mean, rounded = load_symmetric(gram) / correct, self.dtype != "float32"
-            new = inverse_fourth_root(mean, self.eps, rounded)
+            order = 2 if self.one_sided else 4
+            new = inverse_root(mean, order, self.eps, rounded)
             return store_symmetric(new, self.dtype)
 
         regular = (t % self.frequency == 0) & (t >= self.start)
@@ -160,7 +166,12 @@ class ShampooRule(NamedTuple):
             made = (empty_symmetric(shape, self.dtype, zeros) for _ in range(2))
             return RootState(*made)
 
-        rows, columns = group
+        m, n = (side.length for side in group)
+        small = "left" if m <= n else "right"
+        both = (("left", m), ("right", n))
         return BlocksState(
-            root_state("left", rows.length), root_state("right", columns.length)
+            *(
+                None if self.one_sided and which != small else root_state(which, size)
+                for which, size in both
+            )
         )

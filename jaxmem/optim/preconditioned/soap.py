@@ -29,6 +29,7 @@ def scale_by_soap(
     precondition_frequency: int = 10,
     max_precond_dim: int = 10_000,
     one_sided: bool = False,
+    factored: bool = False,
     correct_bias: bool = True,
     stacked: Any = None,
     weight_dimension_numbers: Any = None,
@@ -50,7 +51,9 @@ def scale_by_soap(
     the QR of L Ql, its columns sorted before by the diagonal of Ql^T L Ql, Qr likewise;
     mu is rotated with them, and nu is sorted. The first call has no update and leaves
     the moments at zero: it makes L, R and their eigenvectors Ql, Qr. Leaves of no
-    matrices take Adam, and skip the first call, too.
+    matrices take Adam, and skip the first call, too. With `factored` nu of a matrix is
+    the outer product of the means of its rows and columns over the mean of all, as
+    Adafactor's.
 
     The matrices of a stack [layers, m, n] are done one after another: products and
     decompositions of one matrix are there at a time, and `jaxmem.schedule` moves each
@@ -58,8 +61,9 @@ def scale_by_soap(
 
     **State**, bytes a parameter of a matrix: of both moments 8 in float32, 2.13 with
     `bits=8`, 1.06 with `bits=4`; of L, Ql, R and Qr 8 (m / n + n / m) in float32, half
-    of it with `preconditioner_dtype` "bfloat16", about a quarter with "int8"; with
-    `one_sided` only the smaller of m / n and n / m.
+    of it with `preconditioner_dtype` "bfloat16", about a fifth with "int8", which keeps
+    one half of L and R; with `one_sided` only the smaller of m / n and n / m. With
+    `factored` moments take half of that.
 
     **Error.** In float32 that of roundings alone. With `bits` moments are rounded after
     each step, as those of `scale_by_adam`; here they are in the eigenbasis, with
@@ -83,6 +87,7 @@ def scale_by_soap(
       max_precond_dim: a larger side has no basis of its own, so that vocabularies have
         none.
       one_sided: only the smaller side has a basis, the rows if both are of one size.
+      factored: keep the means of rows and columns of nu instead of nu.
       correct_bias: divide by what the moments' start at zero leaves out.
       stacked: which leaves have layers along axis 0, as `came` takes them: of these
         [layers, m, n] are matrices, of others [m, n]. By default leaves of two axes
@@ -105,7 +110,7 @@ def scale_by_soap(
     Source:
       Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam" (2024), arXiv
       2409.11321, algorithm 3, with what its authors' implementation does in the first
-      step.
+      step; `one_sided` and `factored` are its variants that take less memory.
     """
     b2 = decay("b2", b2)
     rule = SoapRule(
@@ -117,6 +122,7 @@ def scale_by_soap(
         frequency=check_int("precondition_frequency", precondition_frequency, 1),
         largest=check_int("max_precond_dim", max_precond_dim, 1),
         one_sided=check_bool("one_sided", one_sided),
+        factored=check_bool("factored", factored),
         correct_bias=check_bool("correct_bias", correct_bias),
         dtype=checked_dtype(preconditioner_dtype),
     )
@@ -136,6 +142,7 @@ def soap(
     precondition_frequency: int = 10,
     max_precond_dim: int = 10_000,
     one_sided: bool = False,
+    factored: bool = False,
     correct_bias: bool = True,
     stacked: Any = None,
     weight_dimension_numbers: Any = None,
@@ -157,7 +164,8 @@ def soap(
         that gives one.
       b1, b2, shampoo_beta, eps: see `scale_by_soap`, as for all that follow, which has
         the rule, its error and the bytes.
-      precondition_frequency, max_precond_dim, one_sided, correct_bias: see there.
+      precondition_frequency, max_precond_dim, one_sided, factored: see there.
+      correct_bias: see there.
       stacked, weight_dimension_numbers, bits, preconditioner_dtype: see there.
 
     Returns:
@@ -183,6 +191,7 @@ def soap(
         precondition_frequency=precondition_frequency,
         max_precond_dim=max_precond_dim,
         one_sided=one_sided,
+        factored=factored,
         correct_bias=correct_bias,
         stacked=stacked,
         weight_dimension_numbers=weight_dimension_numbers,

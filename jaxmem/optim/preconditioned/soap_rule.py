@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem.optim.factored.moments import FactoredMoment, averaged
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_rank.stored import empty, load, store
 from jaxmem.optim.preconditioned.bases import (
@@ -24,7 +26,7 @@ from jaxmem.optim.preconditioned.symmetric import (
     with_gradient,
 )
 
-_SIDES = ("left", "right")
+_SIDES, _AXES = ("left", "right"), (0, 1)
 
 
 class SoapState(NamedTuple):
@@ -34,9 +36,11 @@ class SoapState(NamedTuple):
       count: int32[], steps, the first one included.
       mu: first moment, in the eigenbases, of the parameters' shapes: `MomentCodes` a
         leaf, or float32.
-      nu: second moment, likewise.
+      nu: second moment, likewise, or None where it is factored.
       left: of each leaf of matrices [m, n] an `EigenbasisState` of [m, m], or None.
       right: the same of [n, n].
+      factors: of each leaf of matrices with a factored second moment its means over
+        columns and rows, in the eigenbases: a `FactoredMoment`; else None.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -44,6 +48,7 @@ class SoapState(NamedTuple):
     nu: PyTree
     left: PyTree
     right: PyTree
+    factors: PyTree = None
 
 
 class EigenbasisState(NamedTuple):
@@ -69,16 +74,16 @@ class SoapRule(NamedTuple):
     frequency: int
     largest: int
     one_sided: bool
+    factored: bool
     correct_bias: bool
     dtype: PreconditionerDType
 
-    @property
-    def has_moments(self) -> tuple[bool, bool]:
-        """Both moments are kept."""
-        return True, True
+    def has_moments(self, matrix: bool) -> tuple[bool, bool]:
+        """A factored second moment of matrices is kept beside the moments."""
+        return True, not (matrix and self.factored)
 
     def kept(self, m: int, n: int, side: Callable[[str], Zeros]) -> tuple[Any, ...]:
-        """The sides of a new matrix."""
+        """The sides of a new matrix, and its factors."""
         small = "left" if m <= n else "right"
 
         def made(which: str, size: int):
@@ -88,16 +93,18 @@ class SoapRule(NamedTuple):
             gram = empty_symmetric(shape, self.dtype, zeros)
             return EigenbasisState(gram, empty(shape, self.dtype, zeros))
 
-        return tuple(map(made, _SIDES, (m, n)))
+        means = [side("left")((m,), "float32"), side("right")((n,), "float32")]
+        factors = FactoredMoment(*means) if self.factored else None
+        return *map(made, _SIDES, (m, n)), factors
 
-    def matrix(self, count, seed, g, m, v, left, right) -> tuple[Any, ...]:
-        """(update, mu, nu, left, right); without sides it is Adam, elementwise."""
-        sides = left, right
+    def matrix(self, count, seed, g, m, v, left, right, factors) -> tuple[Any, ...]:
+        """(update, mu, nu, left, right, factors); without sides it is Adam."""
+        sides, v = (left, right), v if factors is None else factors
         bases = _of_sides(lambda s: self._loaded(s.basis), sides)
         u, m, v = self._adam(count, rotated(g, *bases), m, v)
         u = jnp.where(count == 0, 0.0, rotated_back(u, *bases))
         if left is None and right is None:
-            return u, m, v, None, None
+            return u, m, *_apart(v, None, None)
         how = self.gram_decay, 1 - self.gram_decay, self.dtype
         grams = [
             None if s is None else with_gradient(s.gram, x, *how, drawn(seed, 2 + i))
@@ -109,14 +116,16 @@ class SoapRule(NamedTuple):
             None if gram is None else EigenbasisState(gram, basis)
             for gram, basis in zip(grams, stored, strict=True)
         ]
-        return u, m, v, *kept
+        return u, m, *_apart(v, *kept)
 
     def _adam(self, count, g, m, v):
         """Adam's update, and its moments; the first call leaves them as they are."""
-        first = count == 0
-        m = jnp.where(first, m, self.b1 * m + (1 - self.b1) * g)
-        v = jnp.where(first, v, self.b2 * v + (1 - self.b2) * jnp.square(g))
-        u = m / (jnp.sqrt(v) + self.eps)
+        kept = lambda old, new: jnp.where(count == 0, old, new)
+        m = kept(m, self.b1 * m + (1 - self.b1) * g)
+        square = jnp.square(g)
+        new = averaged(v, square, self.b2, 1 - self.b2, _AXES)
+        v = jax.tree.map(kept, v, new)
+        u = m / (_root(v) + self.eps)
         if self.correct_bias:
             t = jnp.maximum(count, 1).astype(jnp.float32)
             u = u * (jnp.sqrt(1 - self.b2**t) / (1 - self.b1**t))
@@ -133,7 +142,7 @@ class SoapRule(NamedTuple):
             old = _of_sides(self._loaded, bases)
             found = _of_sides(iterated, _of_sides(load_symmetric, grams), old)
             for axis, pair in enumerate(found):
-                v = v if pair is None else jnp.take(v, pair[1], axis=axis)
+                v = v if pair is None else _sorted(v, pair[1], axis)
             made = _of_sides(lambda pair: self._stored(pair[0]), found)
             m = rotated(rotated_back(m, *old), *_of_sides(self._loaded, made))
             return made, m, v
@@ -150,6 +159,28 @@ class SoapRule(NamedTuple):
 
     def _loaded(self, basis):
         return load(basis, _columns(basis))
+
+
+def _root(v):
+    """Of a second moment; roots of factors first, whose products may be too small."""
+    if not isinstance(v, FactoredMoment):
+        return jnp.sqrt(v)
+    mean = jnp.maximum(jnp.mean(v.row), jnp.finfo(v.row.dtype).tiny)
+    return jnp.sqrt(v.row / mean)[:, None] * jnp.sqrt(v.col)[None]
+
+
+def _sorted(v, order, axis: int):
+    """A second moment with the rows (0) or columns (1) in this order."""
+    if not isinstance(v, FactoredMoment):
+        return jnp.take(v, order, axis=axis)
+    one = ("row", "col")[axis]
+    return v._replace(**{one: jnp.take(getattr(v, one), order)})
+
+
+def _apart(v, left, right):
+    """(nu, left, right, factors) with a second moment where it belongs."""
+    factored = isinstance(v, FactoredMoment)
+    return None if factored else v, left, right, v if factored else None
 
 
 def _of_sides(fn: Callable, *lists: Sequence) -> list:

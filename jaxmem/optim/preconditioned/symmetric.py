@@ -2,7 +2,8 @@
 
 A Gram matrix is a sum of many small steps, which rounding to the nearest would lose: it
 is rounded stochastically, without bias. Its diagonal is larger than the rest, and would
-take most of the codes; it stays in float32 (as in 4-bit Shampoo, arXiv 2405.18144).
+take most of the codes; it stays in float32 (as in 4-bit Shampoo, arXiv 2405.18144). Of
+the rest one half is kept.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,8 @@ class SymmetricCodes(NamedTuple):
 
     Attributes:
       diagonal: float32[..., n].
-      rest: `ProjectorCodes` of the matrix without its diagonal, [..., n, n].
+      rest: `ProjectorCodes` of one half of the others, [..., 2 h, h] with h the half of
+        n, rounded up; see `folded`.
     """
 
     diagonal: Float32[Array, "*batch n"]
@@ -35,10 +37,12 @@ def empty_symmetric(
     shape: tuple[int, ...], kind: PreconditionerDType, zeros: Zeros
 ) -> Any:
     """A stored matrix of zeros; `zeros` makes an array of a shape and a dtype."""
-    whole = empty(shape, kind, zeros)
     if kind != "int8":
-        return whole
-    return SymmetricCodes(zeros(shape[:-1], "float32"), whole)
+        return empty(shape, kind, zeros)
+    *batch, n = shape[:-1]
+    half = -(-n // 2)
+    rest = empty((*batch, 2 * half, half), kind, zeros)
+    return SymmetricCodes(zeros(shape[:-1], "float32"), rest)
 
 
 def store_symmetric(
@@ -49,12 +53,10 @@ def store_symmetric(
     """The matrix as it is kept; with a seed it is rounded stochastically."""
     if kind == "float32":
         return x
-    bits = None if seed is None else counter_bits(seed, x.shape)
-    if kind != "int8":
-        return store(x, kind, bits)
-    diagonal = jnp.diagonal(x)
-    off = jnp.where(jnp.eye(len(x), dtype=bool), jnp.zeros_like(x), x)
-    return SymmetricCodes(diagonal, store(off, kind, bits))
+    rest = folded(x) if kind == "int8" else x
+    bits = None if seed is None else counter_bits(seed, rest.shape)
+    stored = store(rest, kind, bits)
+    return SymmetricCodes(jnp.diagonal(x), stored) if kind == "int8" else stored
 
 
 def with_gradient(
@@ -73,12 +75,28 @@ def load_symmetric(stored: Any) -> Float32[Array, "n n"]:
     """The matrix of a stored one."""
     if not isinstance(stored, SymmetricCodes):
         x = load(stored, stored.shape[-1])
-        return x if stored.dtype == jnp.float32 else _mean(x)
+        # both halves are rounded each for itself
+        return x if stored.dtype == jnp.float32 else (x + x.T) / 2
     n = stored.diagonal.shape[-1]
-    off = _mean(load(stored.rest, n))
+    off = unfolded(load(stored.rest, -(-n // 2)), n)
     return jnp.where(jnp.eye(n, dtype=bool), stored.diagonal[:, None], off)
 
 
-def _mean(x):
-    """Symmetric again: both halves are rounded each for itself."""
-    return (x + x.T) / 2
+def folded(x: Float32[Array, "n n"]) -> Float32[Array, "m h"]:
+    """One of each two equal elements of a symmetric matrix, without its diagonal.
+
+    Of the quarters [[a, b], [b^T, c]] it is b below a square, which has the elements
+    above the diagonal of a and those below the diagonal of c. A row and a column of
+    zeros make an odd n even.
+    """
+    h = -(-len(x) // 2)
+    x = jnp.pad(x, (0, 2 * h - len(x)))
+    square = jnp.triu(x[:h, :h], 1) + jnp.tril(x[h:, h:], -1)
+    return jnp.concatenate([square, x[:h, h:]])
+
+
+def unfolded(y: Float32[Array, "m h"], n: int) -> Float32[Array, "n n"]:
+    """The symmetric matrix [n, n] of a folded one, with a diagonal of zeros."""
+    square, b = jnp.split(y, 2)
+    a, c = jnp.triu(square, 1), jnp.tril(square, -1)
+    return jnp.block([[a + a.T, b], [b.T, c + c.T]])[:n, :n]

@@ -79,14 +79,14 @@ def float8_second(v):
     return (scale * np.maximum(float8(root / scale), 2.0**-9 / 448)) ** 2
 
 
-def mx(dtype, top, largest, up=False):
+def mx(dtype, top, largest, up=False, positive=False):
     """Blocks of an MX format: the OCP's rule, or the next exponent where it clips."""
 
     def rounded(x):
         size = np.maximum(abs(x).max(-1, keepdims=True), 1e-30)
         scale = 2.0 ** (np.floor(np.log2(size)) - top)
         scale = np.where(up & (size > largest * scale), 2 * scale, scale)
-        return scale * elements(x / scale, dtype, largest, up)
+        return scale * elements(x / scale, dtype, largest, positive)
 
     return rounded
 
@@ -119,8 +119,8 @@ E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 E2M1 = ml_dtypes.float4_e2m1fn
 # (bits, code) -> the rounding of first and of second moments to the nearest
 MICROSCALED = {
-    (8, "mxfp8"): (mx(E4M3, 8, 448), mx(E5M2, 15, 57344, up=True)),
-    (4, "mxfp4"): (mx(E2M1, 2, 6), mx(E2M1, 2, 6, up=True)),
+    (8, "mxfp8"): (mx(E4M3, 8, 448), mx(E5M2, 15, 57344, True, True)),
+    (4, "mxfp4"): (mx(E2M1, 2, 6, True), mx(E2M1, 2, 6, True, True)),
     (4, "nvfp4"): (nvfp4(False), nvfp4(True)),
 }
 

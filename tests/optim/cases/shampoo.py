@@ -11,9 +11,9 @@ DECAY, BLOCK, FREQUENCY = 0.1, 24, 5
 EPS = 1e-3
 
 
-def inverse_root(gram, eps):
+def inverse_root(gram, eps, power=-0.25):
     values, vectors = np.linalg.eigh(gram)
-    return (vectors * (values + eps) ** -0.25) @ vectors.T
+    return (vectors * (values + eps) ** power) @ vectors.T
 
 
 def grafted_step(t, g, ahead, v, kind, b2=0.999, eps=1e-8):
@@ -36,9 +36,11 @@ def shampoo_reference(
     b1=0.9,
     b2=0.999,
     eps=EPS,
+    one_sided=False,
 ):
     if p.ndim == 2 and max(p.shape) > block:
         how = dict(lr=lr, decay=decay, block=block, every=every, start=start)
+        how |= dict(one_sided=one_sided)
         how |= dict(kind=kind, b1=b1, b2=b2, eps=eps)
         cut = lambda n: [slice(i, i + block) for i in range(0, n, block)]
         out = np.empty_like(p)
@@ -59,9 +61,12 @@ def shampoo_reference(
             grams = [b2 * a + add * x for a, x in zip(grams, outers, strict=True)]
             if (t % every == 0 and t >= start) or t == start:
                 by = 1 if b2 == 1 else 1 - b2**t
-                roots = [inverse_root(a / by, eps) for a in grams]
+                power = -1 / 2 if one_sided else -1 / 4
+                roots = [inverse_root(a / by, eps, power) for a in grams]
             if t >= start:
-                way = roots[0] @ ahead @ roots[1]
+                wide = p.shape[0] <= p.shape[1]
+                way = roots[0] @ ahead if wide or not one_sided else ahead
+                way = way if wide and one_sided else way @ roots[1]
                 ratio = np.linalg.norm(u) / (np.linalg.norm(way) + 1e-16)
                 u = way if kind is None else way * ratio
         p = (1 - lr * decay) * p - lr * u

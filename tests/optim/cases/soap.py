@@ -38,6 +38,7 @@ def soap_reference(
     frequency=FREQUENCY,
     beta=B2,
     correct=True,
+    factored=False,
 ):
     """Of a matrix with bases on these `sides`; `first` are those of the first step."""
     m = v = np.zeros_like(p)
@@ -56,7 +57,8 @@ def soap_reference(
             continue
         h = turned(g, bases)
         m, v = B1 * m + (1 - B1) * h, B2 * v + (1 - B2) * h**2
-        u = turned(m / (np.sqrt(v) + EPS), bases, back=True)
+        whole = np.outer(v.mean(1), v.mean(0)) / v.mean() if factored else v
+        u = turned(m / (np.sqrt(whole) + EPS), bases, back=True)
         u = u * (np.sqrt(1 - B2**t) / (1 - B1**t) if correct else 1.0)
         p = (1 - lr * decay) * p - lr * u
         grams = each(lambda gram, x: beta * gram + (1 - beta) * x, grams, outer)
