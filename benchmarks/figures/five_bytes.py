@@ -61,8 +61,8 @@ def five_bytes() -> str:
         return [r["optimizer"], *sizes, *cells]
 
     head = ["Llama-7B, bytes a parameter", "weights", "gradients", "state"]
-    head += ["together", "with all gradients", "loss of a small GPT"]
-    head += ["from AdamW, float32", *_BESIDE, "rate"]
+    head += ["sum", "sum with all gradients", "loss of a small GPT"]
+    head += ["against float32 AdamW", *_BESIDE, "rate"]
     return table(head, map(line, rows(NAME)))
 
 
@@ -84,7 +84,7 @@ for _family, _rules_of_it in FAMILIES.items():
     figures(f"five bytes, {_family}")(_render)
 
 
-_BESIDE = "from itself in float32", "spread of its seeds", "within"
+_BESIDE = "against itself in float32", "spread of its seeds", "within the spread"
 
 
 def _beside(r: Row) -> list[str]:
