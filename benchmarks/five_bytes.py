@@ -29,6 +29,7 @@ import jaxmem
 from benchmarks._common import publish_some
 from benchmarks.five_bytes_rules import GPT_LEAVES, LLAMA_LEAVES, RULES, Rule
 from benchmarks.ledger import MODELS, shapes
+from benchmarks.steps.train import train_step
 from jaxmem.demo import Settings, data, training
 
 LLAMA, SEEDS = "Llama-7B", (0, 1, 2)
@@ -67,18 +68,14 @@ def of_gpt(rule: Rule, seed: int) -> Training:
     settings = Settings(**GPT, seed=seed)
     params, loss = training.pair(settings)["plain"]
     if not rule.wide:  # products in float32, as in the other rows
-        wide = functools.partial(cast, dtype=jnp.float32)
+        wide = functools.partial(optax.tree.cast, dtype=jnp.float32)
         return Training(
             functools.partial(optimizer, rule),
             lambda params, tokens: loss(wide(params), tokens, None),
-            cast(params, jnp.bfloat16),
+            optax.tree.cast(params, jnp.bfloat16),
         )
     narrow = lambda params, tokens: loss(params, tokens, None)
     return Training(functools.partial(optimizer, rule), narrow, params)
-
-
-def cast(params: Any, dtype: Any) -> Any:
-    return jax.tree.map(lambda p: p.astype(dtype), params)
 
 
 def optimizer(rule: Rule, peak: Any) -> optax.GradientTransformation:
@@ -95,15 +92,7 @@ def optimizer(rule: Rule, peak: Any) -> optax.GradientTransformation:
 
 
 def step_of(of: Training, peak: Any) -> Callable:
-    tx = of.optimizer(peak)
-
-    def step(state, tokens):
-        params, kept = state
-        loss, grads = jax.value_and_grad(of.loss)(params, tokens)
-        updates, kept = tx.update(grads, kept, params)
-        return (optax.apply_updates(params, updates), kept), loss
-
-    return step
+    return train_step(of.loss, of.optimizer(peak))
 
 
 def released(rule: Rule) -> str:

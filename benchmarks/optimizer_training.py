@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import jaxmem
 from benchmarks._common import as_a_whole, publish, published
@@ -54,7 +55,7 @@ def train(name: str, seed: int) -> tuple[float, float]:
     settings = Settings(**GPT, steps=STEPS, seed=seed, optimizer=name)
     params, loss = training.pair(settings)["plain"]
     if BF16 in name:
-        params, loss = cast(params, jnp.bfloat16), computed_wide(loss)
+        params, loss = optax.tree.cast(params, jnp.bfloat16), computed_wide(loss)
     run = training.start(params, loss, settings, name)
     found = jaxmem.ledger(run.state[0], training.make_optimizer(settings, name))
     text = data.standard_library()
@@ -66,12 +67,8 @@ def train(name: str, seed: int) -> tuple[float, float]:
     return training.validate(run, crops, BATCHES), found.per_parameter(held)
 
 
-def cast(params: Any, dtype: Any) -> Any:
-    return jax.tree.map(lambda p: p.astype(dtype), params)
-
-
 def computed_wide(loss: Callable) -> Callable:
-    return lambda params, *batch: loss(cast(params, jnp.float32), *batch)
+    return lambda params, *batch: loss(optax.tree.cast(params, jnp.float32), *batch)
 
 
 def by_rate(name: str) -> None:

@@ -232,11 +232,11 @@ def _supported(
         # Tracing itself may fail for a chip that the kernel is not for.
         device = device_in_context(platform)
         if message := chips.needs(name, platform).lacking(device):
-            branches[platform] = partial(_refuse, xla, message)
+            branches[platform] = functools.partial(_refuse, xla, message)
             continue
         try:
             jax.eval_shape(kernel, *args)
-            branches[platform] = partial(_once, name, platform, kernel)
+            branches[platform] = functools.partial(_once, name, platform, kernel)
         except NotImplementedError as error:
             reasons[platform] = str(error)
     return branches, reasons

@@ -116,8 +116,8 @@ def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) 
     how = {"jaxpr": closed, "xla": run, "candidates": tuple(candidates)}
     outs = _choice.bind(*leaves, **how, mesh=_mesh_of(leaves))
     outs = [varying_as(x, *map(jax.typeof, leaves)) for x in outs]
-    whole = _jitted(xla) if isinstance(xla, HashablePartial) else xla
-    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(whole, *args)), outs)
+    whole = jax.eval_shape(_jitted(xla), *args)
+    return jax.tree.unflatten(jax.tree.structure(whole), outs)
 
 
 def of_leaves(tree: Any, function: Callable, *leaves: Any) -> tuple:
@@ -132,9 +132,12 @@ def _traced(run: Callable, plain: list[Any]) -> Any:
     return jax.make_jaxpr(run)(*plain)
 
 
-@lru_cache(_TRACED)
-def _jitted(run: HashablePartial) -> Any:
-    return jax.jit(run)
+def _jitted(run: Callable) -> Any:
+    """Its `jax.jit`; for an equal function the same one."""
+    return _kept_jit(run) if isinstance(run, HashablePartial) else jax.jit(run)
+
+
+_kept_jit = lru_cache(_TRACED)(jax.jit)
 
 
 def _mesh_of(arrays: list[Any]) -> Any:
@@ -195,8 +198,7 @@ def _mapped(dims: tuple, function: Callable, *args):
 
 
 def _run(*args, xla, **params):
-    kept = isinstance(xla, HashablePartial)
-    return (_jitted if kept else jax.jit)(partial(_bound, xla, **params))(*args)
+    return _jitted(partial(_bound, xla, **params))(*args)
 
 
 def _bound(xla: Callable, *args, **params):

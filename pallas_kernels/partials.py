@@ -34,6 +34,8 @@ def partial(
 
 
 def _holds_no_array(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_holds_no_array, value))
     if isinstance(value, functools.partial) or getattr(value, "__closure__", None):
         return False
     try:

@@ -189,6 +189,18 @@ def one_code(bits: Any) -> LowBit:
     return how
 
 
+def nearest_code(bits: Any) -> LowBit:
+    """`one_code`, or ValueError for one on the host or one that is drawn."""
+    how = one_code(bits)
+    if how.on_host or how.draws(0):
+        allowed = (
+            "neither on_host (see jaxmem.optim.on_host) nor stochastic, as "
+            'code="mxfp4" is by default'
+        )
+        raise wrong_value("bits", how, allowed)
+    return how
+
+
 def zeros(
     how: LowBit, params: PyTree, which: tuple[int, ...] = (0, 1)
 ) -> tuple[PyTree, ...]:

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from jaxmem._checks import wrong_value
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.low_bit.codes import pack, unpack
-from jaxmem.optim.low_bit.low_bit import LowBit, one_code, zeros_of
+from jaxmem.optim.low_bit.low_bit import LowBit, nearest_code, zeros_of
 from jaxmem.optim.low_bit.moments import check_moments, is_codes
 
 
@@ -52,11 +51,4 @@ class Momentum(NamedTuple):
 
 def momentum_of(bits: Any) -> Momentum:
     """The moments that `bits` says, or an error that names it."""
-    how = one_code(bits)
-    if how.on_host or how.draws(0):
-        allowed = (
-            "neither on_host (see jaxmem.optim.on_host) nor stochastic, as "
-            'code="mxfp4" is by default'
-        )
-        raise wrong_value("bits", how, allowed)
-    return Momentum(how)
+    return Momentum(nearest_code(bits))

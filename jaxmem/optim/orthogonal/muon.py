@@ -24,7 +24,7 @@ from jaxmem.optim._adama_arguments import check_mask, check_rate
 from jaxmem.optim.factored.arguments import decay, decayed, number
 from jaxmem.optim.factored.leaves import check_real
 from jaxmem.optim.low_bit.adam import adamw
-from jaxmem.optim.low_bit.low_bit import LowBit, one_code
+from jaxmem.optim.low_bit.low_bit import LowBit, nearest_code
 from jaxmem.optim.orthogonal.matrices import axes_of_leaves, check_axes_of
 from jaxmem.optim.orthogonal.newton_schulz import (
     DION,
@@ -252,13 +252,7 @@ class _Leaves:
 
 
 def _codes(bits: Any, mu_dtype: Any) -> LowBit:
-    how = one_code(bits)
-    if how.on_host or how.draws(0):
-        allowed = (
-            "neither on_host (see jaxmem.optim.on_host) nor stochastic, as "
-            'code="mxfp4" is by default'
-        )
-        raise wrong_value("bits", how, allowed)
+    how = nearest_code(bits)
     if how.bits != 32 and mu_dtype is not None:
         raise ValueError(
             f"mu_dtype={shown(mu_dtype)} with bits={how.bits}: codes have a dtype of "
