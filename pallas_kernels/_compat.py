@@ -53,18 +53,19 @@ def device_in_context(platform: str) -> Any:
     # lowers for an absent chip; otherwise the first of this process, as in Mosaic.
     absent = _ABSENT.get()
     if absent is not None:
-        return absent if _is_of(absent, platform) else None
+        return absent if is_of(absent, platform) else None
     device = jax.sharding.get_abstract_mesh().abstract_device
     here = get_default_device() if xla_bridge.backends_are_initialized() else None
     alike = device is not None and device.device_kind == getattr(
         here, "device_kind", None
     )
-    if alike or not _is_of(device, platform):
+    if alike or not is_of(device, platform):
         device = here  # which tells more of itself than that of a mesh
-    return device if _is_of(device, platform) else None
+    return device if is_of(device, platform) else None
 
 
-def _is_of(device: Any, platform: str) -> bool:
+def is_of(device: Any, platform: str) -> bool:
+    """Whether it is a device of a platform, as `KernelCandidate` names it."""
     return device is not None and device.platform in _PLATFORMS[platform]
 
 

@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from pallas_kernels._compat import (
     Primitive,
     device_in_context,
+    is_of,
     jaxpr_as_fun,
     lower_plainly,
     on_one_device,
@@ -174,6 +175,36 @@ def _chosen(ctx, jaxpr, candidates, mesh) -> tuple[Callable, Any]:
             return run, inside
         warn_once(f"{kernel.name}: {kernel.reason}; XLA does it")
     return jaxpr_as_fun(jaxpr), ctx
+
+
+def kernel_of(eqn: Any, device: Any, sharded: bool = False) -> Any:
+    """The jaxpr of the kernel that an equation is lowered to; None where XLA does it.
+
+    Args:
+      eqn: any equation.
+      device: that it is lowered for.
+      sharded: whether a `jit` over several devices is lowered.
+    """
+    if eqn.primitive is not _choice:
+        return None
+    for kernel in eqn.params["candidates"]:
+        run = kernel.sharded if sharded else kernel.run
+        taken = is_of(device, kernel.platform) and kernel.wins(device)
+        if run is not None and taken and not kernel.reason:
+            avals = [v.aval for v in eqn.invars]
+            avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals)
+            kept = isinstance(kernel.run, HashablePartial)
+            return (_kept_trace if kept else _trace_for)(kernel.run, avals, device)
+    return None
+
+
+def _trace_for(run: Callable, avals: tuple, device: Any) -> Any:
+    # a function of its own: no cache of JAX's takes this trace for another device's
+    with lowered_for(device):
+        return jax.make_jaxpr(lambda *args: run(*args))(*avals)
+
+
+_kept_trace = lru_cache(_TRACED)(_trace_for)
 
 
 def _lower(ctx, *args, jaxpr, xla, candidates, mesh):

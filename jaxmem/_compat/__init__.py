@@ -24,6 +24,7 @@ from jaxmem._compat.jaxprs import Primitive as Primitive
 from jaxmem._compat.jaxprs import Var as Var
 from jaxmem._compat.jaxprs import bind as bind
 from jaxmem._compat.jaxprs import constants_first as constants_first
+from jaxmem._compat.jaxprs import declared_cost as declared_cost
 from jaxmem._compat.jaxprs import expanded as expanded
 from jaxmem._compat.jaxprs import function_source as function_source
 from jaxmem._compat.jaxprs import has_side_effects as has_side_effects

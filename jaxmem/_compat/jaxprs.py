@@ -1,5 +1,6 @@
 """Jaxprs: their types, and equations that are done, traced or read once more."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -71,6 +72,20 @@ def in_mesh(eqn, mesh):
 
     with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
         return eqn.replace(ctx=JaxprEqnContext())
+
+
+def declared_cost(eqn) -> dict[str, int] | None:
+    """What the author of a Pallas kernel says that it costs; None of all else.
+
+    Its flops, transcendentals and bytes_accessed, as a `pl.CostEstimate` has them.
+    """
+    if eqn.primitive.name not in ("pallas_call", "mpmd_map"):
+        return None
+    told = eqn.params.get("cost_estimate")
+    if told is not None:
+        return dataclasses.asdict(told)
+    metadata = eqn.ctx.xla_metadata or {}
+    return dict(metadata) if "flops" in metadata else None
 
 
 def _has_jaxpr(value) -> bool:

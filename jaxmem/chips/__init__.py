@@ -6,6 +6,7 @@ from jaxmem.chips._compilers import version_of as version_of
 from jaxmem.chips._devices import AbstractGpu as AbstractGpu
 from jaxmem.chips._devices import chip_mesh as chip_mesh
 from jaxmem.chips._devices import config_text as config_text
+from jaxmem.chips._devices import kernel_of as kernel_of
 from jaxmem.chips._devices import lowered_for as lowered_for
 from jaxmem.chips._devices import target_mesh as target_mesh
 from jaxmem.chips._devices import topology as topology

@@ -91,6 +91,18 @@ def lowered_for(target: Target) -> contextlib.AbstractContextManager:
     return lowering.lowered_for(chip_mesh(target).abstract_device)
 
 
+def kernel_of(eqn: Any, chip: str, sharded: bool) -> Any:
+    """The jaxpr of the kernel that an equation is lowered to; None where XLA does it.
+
+    Args:
+      eqn: any equation.
+      chip: that it is lowered for, a name of `jaxmem.targets()`.
+      sharded: whether a `jit` over several devices is lowered.
+    """
+    device = chip_mesh(get_target(chip, check=False)).abstract_device
+    return lowering.kernel_of(eqn, device, sharded)
+
+
 @contextlib.contextmanager
 def traced_for(chip: Target | None) -> Iterator[None]:
     """A context in which a step is traced for a chip that may be absent."""

@@ -19,6 +19,7 @@ class Rates:
     """Rates that a compiled step can reach.
 
     Attributes:
+        chip: whose they are, a name of `jaxmem.targets()`.
         clock: cycles per second.
         narrow: flops per second of large products in 16 bits; in 8 bits twice that.
         wide: of those in 32 bits.
@@ -60,6 +61,7 @@ class Rates:
             side of its matrix unit.
     """
 
+    chip: str
     clock: float
     narrow: float
     wide: float
@@ -149,16 +151,17 @@ def rates_of(target: str) -> Rates:
     """The rates of a chip of `jaxmem.targets()`; of a CPU they only rank operations."""
     chip = CHIPS[target]
     if isinstance(chip.compiler, Gpu):
-        return _of_gpu(chip, chip.compiler)
+        return _of_gpu(target, chip, chip.compiler)
     if isinstance(chip.compiler, Tpu):
-        return _of_tpu(chip, chip.compiler)
-    return _of_cpu(chip)
+        return _of_tpu(target, chip, chip.compiler)
+    return _of_cpu(target, chip)
 
 
-def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
+def _of_gpu(name: str, chip: Chip, gpu: Gpu) -> Rates:
     clock, machine = gpu.clock_ghz * 1e9, chip.machine
     lanes = gpu.cores * gpu.fpus_per_core * clock
     return Rates(
+        chip=name,
         clock=clock,
         narrow=_GPU_PRODUCTS * machine.narrow,
         wide=_GPU_PRODUCTS * machine.wide,
@@ -193,12 +196,13 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
     )
 
 
-def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
+def _of_tpu(name: str, chip: Chip, tpu: Tpu) -> Rates:
     ghz, side, units, loaded, share = _TPUS[tpu.name]
     machine, clock = chip.machine, ghz * 1e9
     axes = len(tpu.slices[0].split("x"))
     vector = tpu.cores * _LANES * clock
     return Rates(
+        chip=name,
         clock=clock,
         narrow=_TPU_PRODUCTS * machine.narrow,
         wide=_TPU_PRODUCTS * machine.wide,
@@ -233,10 +237,11 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
     )
 
 
-def _of_cpu(chip: Chip) -> Rates:
+def _of_cpu(name: str, chip: Chip) -> Rates:
     """Products, bytes and copies by the table; nothing else is asked of a CPU."""
     machine = chip.machine
     return Rates(
+        chip=name,
         clock=math.inf,
         narrow=machine.narrow,
         wide=machine.wide,

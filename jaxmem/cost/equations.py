@@ -3,8 +3,8 @@
 The estimate ranks what may be computed twice. Matmuls and convolutions take what their
 tiles take (`cost.roofline`), or as long as their output takes to be written: one of few
 channels, as that of queries and keys. What they read is there, or needed for others
-anyway. Anything else takes its bytes at the memory's rate, and nothing where it is
-fused into its reader. Each kernel is started.
+anyway. Kernels take what they declare, and anything else its bytes at the memory's
+rate, or nothing where it is fused into its reader. Each kernel is started.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.chips import Rates
 from jaxmem.cost import roofline
+from jaxmem.cost.chosen_kernel import kernel_seconds
 from jaxmem.cost.library_attention import attention_seconds, is_library_attention
 from jaxmem.cost.products import product_of
 from jaxmem.ir import jaxprs, primitives
@@ -84,6 +85,9 @@ def seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float | None:
     known = primitives.of(eqn)
     if known.opaque or known.sends:
         return None
+    kernel = _of_kernel(eqn, rates, shardings)
+    if kernel is not None:
+        return kernel
     if jaxprs.bodies(eqn):
         return _inside(eqn, shardings, lambda e, s: seconds(e, rates, s))
     made = sum(map(shardings.bytes_of, eqn.outvars)) / rates.bandwidth
@@ -122,8 +126,18 @@ def product_seconds(eqn, rates: Rates, shardings: Shardings = WHOLE) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
     if primitives.is_product(eqn):
         return arithmetic(eqn, rates, shardings)
+    kernel = _of_kernel(eqn, rates, shardings)
+    if kernel is not None:
+        return kernel
     of = lambda e, s: product_seconds(e, rates, s)
     return _of_products_inside(eqn, shardings, of)
+
+
+def _of_kernel(eqn, rates: Rates, shardings: Shardings) -> float | None:
+    """How long the kernel takes that an equation is lowered to, if to any."""
+    of = lambda e, s: product_seconds(e, rates, s)
+    products = lambda e: _of_products_inside(e, shardings, of)
+    return kernel_seconds(eqn, rates, shardings, products)
 
 
 def _of_products_inside(

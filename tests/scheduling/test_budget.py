@@ -483,6 +483,26 @@ def test_candidates_that_are_off_as_their_like_are_not_compiled():
         assert fake.count == count
 
 
+@pytest.mark.parametrize(
+    ("step_seconds", "more"),
+    [
+        ({8000: 10, 6000: 11, 4000: 12, 2500: 14, 500: 19}, True),
+        # the same steps in products that take ten times as long
+        ({8000: 100, 6000: 101, 4000: 102, 2500: 104, 500: 109}, False),
+        (None, False),  # of a chip whose seconds nobody knows
+    ],
+)
+def test_beyond_the_most_what_may_be_much_faster_is_compiled(step_seconds, more):
+    """The first guess fits by far, and what is above it takes a second less."""
+    plain = trial_of(CANDIDATES[0].choice, report_of(11100, 1.0))
+    for spare in (0, 4):
+        fake = Timed(step_seconds) if step_seconds else Fake(CANDIDATES, 1)
+        about = {"most": 2, "more": spare, "slack": 0.5}
+        search = BudgetSearch(CANDIDATES, 7200, (plain,), **about)
+        answered(search, fake, [plain])
+        assert fake.count == (2 if spare and more else 1)
+
+
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the lowest peak is 600 B"):
         Fake(CANDIDATES, 24).search(400)

@@ -74,7 +74,7 @@ def rewritten(*configs):
     return rewrite(closed(), {}, None, Choice("h100", configs))
 
 
-@pytest.mark.parametrize("inputs", (False, True))
+@pytest.mark.parametrize("inputs", (0, 1, 2))
 @pytest.mark.parametrize("reductions", (False, True))
 @pytest.mark.parametrize("rate", RATES)
 def test_the_same_in_every_form(rate, reductions, inputs):
@@ -204,6 +204,25 @@ def test_a_softmax_is_repeated_whole():
         np.testing.assert_array_equal(g, w)
 
 
+def test_of_a_block_of_two_layers_one_may_keep_its_input():
+    """As `jax.checkpoint` around a block does; the bytes of the inputs count."""
+    pairs = [with_layer_inputs(pair_of(), every) for every in (1, 2)]
+    every, half = (pair.kept_on_device(pair.layer_inputs) for pair in pairs)
+    one = 2 * ROWS * WIDTH
+    assert half == one * math.ceil(every / one / 2)
+    least = [unrolled_cut(pair, 1e-3, "h100").bytes for pair in pairs]
+    assert half + least[1] < every + least[0]
+
+
+def test_inputs_of_layers_are_among_the_bytes_of_a_candidate():
+    space = space_of((), ((closed(), None),), "h100")
+    inputs = with_layer_inputs(pair_of())
+    (least,) = (
+        c.bytes for c in pareto_front(space) if c.choice.get(Unrolled).layer_inputs
+    )
+    assert least > inputs.kept_on_device(inputs.layer_inputs)
+
+
 def test_the_front_counts_the_layer_that_is_there():
     program = closed()
     space = space_of((), ((program, None),), "h100")
@@ -212,8 +231,8 @@ def test_the_front_counts_the_layer_that_is_there():
     sizes = [one.bytes for one in front]
     assert sizes == sorted(set(sizes), reverse=True)
     assert any(one.choice.get(Unrolled).layer_inputs for one in front)
-    pair = with_layer_inputs(pair_of())
-    rate = front[-1].choice.get(Unrolled).rate
+    config = front[-1].choice.get(Unrolled)
+    pair, rate = with_layer_inputs(pair_of(), config.layer_inputs), config.rate
     found = unrolled_cut(pair, rate, "h100")
     there = max(map(pair.kept_on_device, made_together(pair, found)))
     assert front[-1].bytes >= there > 0

@@ -1,6 +1,7 @@
 """How XLA's emitters for GPUs lay a kernel out, by what the module says of it."""
 
 from jaxmem.cost.kernel import Access, Traffic
+from jaxmem.cost.library_attention import GRADIENTS
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.time.in_turn import Reduction, heaps, reductions, sorted_rows, sums
@@ -10,7 +11,6 @@ from jaxmem.memory.time.triton import is_tiled, tiled
 
 _LOOP = 512  # elements of a loop's block: 128 threads, four each
 _TILE = 32 * 32  # elements of a transposition's block
-_GRADIENTS = 12.0  # times the queries: what cuDNN's attention clears, sums, converts
 
 
 def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
@@ -20,7 +20,7 @@ def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
     if made.opcode == "sort":
         return sorted_rows(made)
     if "__cudnn$fmha" in made.attributes and "Backward" in made.attributes:
-        return Access(apart=_GRADIENTS * traffic.reads[0][1])
+        return Access(apart=GRADIENTS * traffic.reads[0][1])
     if made.opcode != "fusion":
         return Access()
     if is_tiled(made):

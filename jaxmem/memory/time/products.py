@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxmem.cost.kernel import Product
+from jaxmem.cost.library_attention import LibraryAttention
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import HloArray, arrays_of
 from jaxmem.memory.time.reading import inside
 
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
-_STARTED = 256  # keys in whose time a block of queries starts and ends; measured, H200
-_BIASED = 1.9  # times as long, where a bias or a mask is added to the logits; measured
 _MOST_TAPS = 2**24  # of an axis: beyond it all taps are taken for products
 
 
@@ -141,17 +140,10 @@ def _cublas(hlo: Hlo, made: Instruction) -> Product:
 
 
 def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
-    """Two products of a forward pass, five of a backward one; causal ones by half."""
     # [batch, length, heads, width], as `jax.nn` hands them to cuDNN
     q, kv = _operand(hlo, made, 0), _operand(hlo, made, 1)
-    (batch, queries, heads, width), keys = q.sizes, kv.sizes[1]
-    seen = 0.5 if "CAUSAL" in made.attributes else 1.0
-    spent = 1.0 + _STARTED / (keys * seen)
-    spent *= _BIASED if "Bias" in target else 1.0
-    one = Product(batch * heads, queries, keys, width * seen, q.bits, q.dtype)
-    two = Product(batch * heads, queries, width, keys * seen, q.bits, q.dtype)
-    one, two = (dataclasses.replace(each, spent=spent) for each in (one, two))
-    if "Backward" in target:
-        yield from (dataclasses.replace(one, again=True), one, two, two, two)
-    else:
-        yield from (one, two)
+    batch, queries, heads, width = q.sizes
+    causal, backward = "CAUSAL" in made.attributes, "Backward" in target
+    about = q.bits, q.dtype, causal, "Bias" in target, backward
+    one = LibraryAttention(batch * heads, queries, kv.sizes[1], width, *about)
+    return one.products()

@@ -1,5 +1,7 @@
 """An optimization barrier for GPUs alone."""
 
+from typing import TypeVar
+
 import jax
 from jax.interpreters import ad, batching, mlir
 
@@ -10,13 +12,18 @@ _barrier = _compat.Primitive("optimization_barrier")
 _barrier.multiple_results = True
 
 
-def gpu_barrier(x: jax.Array) -> jax.Array:
-    """`x`; XLA for GPU does not move or merge operations across it, nor its transpose.
+T = TypeVar("T")
 
-    On other platforms it is nothing: XLA for TPU makes kernels of their own of what a
-    barrier keeps apart.
+
+def gpu_barrier(operand: T) -> T:
+    """`operand`, a pytree, as of `jax.lax.optimization_barrier`, on GPUs alone.
+
+    XLA for GPU does not move or merge operations across it, nor its transpose. On other
+    platforms it is nothing: XLA for TPU makes kernels of their own of what a barrier
+    keeps apart.
     """
-    return _barrier.bind(x)[0]
+    leaves, tree = jax.tree.flatten(operand)
+    return jax.tree.unflatten(tree, _barrier.bind(*leaves))
 
 
 _barrier.def_impl(lambda *xs: list(xs))

@@ -20,6 +20,7 @@ from jaxmem._checks import (
     check_numbers,
 )
 from jaxmem.ops.common.blocks import vary_alike
+from jaxmem.ops.common.gpu_barrier import gpu_barrier
 from jaxmem.ops.common.lean import widen
 from jaxmem.ops.randomness import bits as _random
 
@@ -54,6 +55,13 @@ def masked(mask: DropoutMask, x, seed):
     return jnp.where(keep, scaled, (seed[0] & 0).astype(x.dtype))
 
 
+def drawn_again(seed, g):
+    """The seed and a gradient, for a mask that is drawn when the gradient is there."""
+    # else XLA finds that both passes make the same mask, and keeps it between them; and
+    # what needs the seed alone XLA:GPU draws at the start of an unrolled step
+    return gpu_barrier((jax.lax.optimization_barrier(seed), g))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dropout(mask: DropoutMask, x, seed):
     return masked(mask, x, seed)
@@ -64,8 +72,7 @@ def _forward(mask, x, seed):
 
 
 def _backward(mask, seed, g):
-    # else XLA finds that both passes make the same mask, and keeps it between them
-    seed = jax.lax.optimization_barrier(seed)
+    seed, g = drawn_again(seed, g)
     with jax.named_scope("jaxmem.dropout"):
         return masked(mask, g, seed), None
 

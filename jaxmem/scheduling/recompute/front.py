@@ -48,6 +48,9 @@ _SMALL = 1 / 64  # of what a layer keeps: not worth a copy of its own
 # What layers take, in terms of the estimate of their equations: 1.4 and 1.8 in a
 # compiled Llama, whose elementwise operations that estimate has as fused.
 _PACE = 1.5
+# Of how many layers one keeps its input: of all, or of a transformer's blocks, each of
+# which has two.
+_EVERY = (1, 2)
 _STEP = 8.0  # from one rate to the next that is looked at
 
 
@@ -55,20 +58,20 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     """The corners, the fewest seconds first."""
     if not space.is_unrolled:
         return _corners(space)
-    own = [_when_there(space, one) for one in _corners(space)]
-    other = _with_layer_inputs(space)
-    if other is None:
-        return own
-    found = [*own, *(_when_there(other, one) for one in _corners(other))]
+    spaces = [space, *_with_layer_inputs(space)]
+    found = [_when_there(one, c) for one in spaces for c in _corners(one)]
+    if len(spaces) == 1:
+        return found
     return descending(_fewest([], found), _APART * found[0].bytes)
 
 
-def _with_layer_inputs(space: SearchSpace) -> SearchSpace | None:
-    """The space where the inputs of its layers are kept, if there are any."""
-    lists = [with_layer_inputs(pair) for pair in space.unrolled]
-    if lists == space.unrolled:
-        return None
-    return replace(space, unrolled=lists, layer_inputs=True)
+def _with_layer_inputs(space: SearchSpace) -> Iterator[SearchSpace]:
+    """The space where the inputs of all its layers, or of some, are kept."""
+    for every in _EVERY:
+        lists = [with_layer_inputs(pair, every) for pair in space.unrolled]
+        if lists == space.unrolled:
+            return
+        yield replace(space, unrolled=lists, layer_inputs=every)
 
 
 def _corners(space: SearchSpace) -> list[Candidate]:
@@ -356,6 +359,7 @@ def _candidate(space: SearchSpace, rate: float | None, once: Labels = ()) -> Can
         cuts += _unrolled_cuts(space, rate)
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found, _ in cuts)
     kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
+    kept += sum(p.kept_on_device(p.layer_inputs) for p in space.unrolled)
     times = (
         pair.length * (price_of(pair.body, i, pair.priced(seconds)) or 0.0)
         for pair, found, seconds in cuts

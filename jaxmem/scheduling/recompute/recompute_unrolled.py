@@ -54,7 +54,8 @@ class RecomputeUnrolled(Searched[Unrolled, tuple[Pair, Cut]]):
         pair = unrolled(level.jaxpr, level.shardings)
         if pair is None:
             return
-        pair = with_layer_inputs(pair) if config.layer_inputs else pair
+        every = config.layer_inputs
+        pair = with_layer_inputs(pair, every) if every else pair
         found = unrolled_cut(pair, config.rate, level.target, config.reductions)
         if found.cost < pair.bytes:
             yield pair, found

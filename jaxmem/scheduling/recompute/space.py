@@ -36,7 +36,7 @@ class SearchSpace:
         Pair
     ] = ()  # what its `cond`s leave for those of the backward pass
     reductions: bool = False  # as `Recompute.reductions`
-    layer_inputs: bool = False  # as `Unrolled.layer_inputs`
+    layer_inputs: int = 0  # as `Unrolled.layer_inputs`
 
     @property
     def is_unrolled(self) -> bool:

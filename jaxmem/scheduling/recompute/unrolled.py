@@ -37,8 +37,9 @@ class Unrolled:
     # as `Recompute.rate`; None: only what arguments of few bits are cast to
     rate: Rate | None = None
     reductions: bool = False  # as `Recompute.reductions`
-    # whether the inputs of layers are kept, whatever the rate (`bottlenecks.py`)
-    layer_inputs: bool = False
+    # of how many layers one keeps its input, whatever the rate (`bottlenecks.py`); 0:
+    # of none
+    layer_inputs: int = 0
 
 
 def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:

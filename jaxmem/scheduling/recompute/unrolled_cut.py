@@ -49,10 +49,11 @@ def unrolled(closed, given: InputShardings | None = None) -> Pair | None:
     return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside=inside)
 
 
-def with_layer_inputs(pair: Pair) -> Pair:
-    """The same, where the inputs of layers are kept."""
+def with_layer_inputs(pair: Pair, every: int = 1) -> Pair:
+    """The same, where the inputs of layers are kept, or of those each `every`-th."""
+    # a block of a transformer has two layers: attention, and what follows it
     graph, size = pair.body, pair.inside().bytes_of
-    found = bottlenecks(graph, late_of(graph), size, _SMALL * pair.bytes)
+    found = bottlenecks(graph, late_of(graph), size, _SMALL * pair.bytes)[::every]
     if not found:
         return pair
     rest = {slot: v for slot, v in pair.slots.items() if v not in found}

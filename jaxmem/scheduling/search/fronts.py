@@ -26,6 +26,7 @@ from jaxmem.scheduling.search.trials import TrialBound, Trials
 
 # Compiles for one budget, once something fits: what users wait for, and no measurement.
 _MOST = 8
+_MORE = 4  # where one may be much faster
 _KEPT = 2  # are kept for passes that change the whole step, and for each pass at least
 
 
@@ -87,6 +88,7 @@ class Fronts:
             rest=rest,
             slack=self.step.traced.slack(),
             most=1 if self.quick else most,
+            more=0 if self.quick else _MORE,
             free=self.free,
             uncertain=self._uncertain(front[-1].choice),
             between=self._between,

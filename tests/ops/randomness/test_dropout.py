@@ -1,11 +1,14 @@
 """Dropout: semantics, and one mask whatever the transformation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import jaxmem
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
 from tests.arrays import array
@@ -128,6 +131,27 @@ def test_bad_input(args, kwargs, text):
 
 def test_keeps_eight_bytes():
     assert kept_bytes(lambda x: dropout(x, RATE, KEY), (X,), {0}) == 8
+
+
+def test_an_unrolled_step_draws_masks_when_their_gradients_are_there(standard_jax):
+    """XLA:GPU draws what waits for nothing early, and holds the mask until then."""
+    rows, width, layers = 8192, 512, 4
+
+    def loss(weights, x, key, rate):
+        for i, (w, bias, *norm) in enumerate(weights):
+            y = jaxmem.ops.dense(jnp.tanh(x), w, bias)
+            y = dropout(y, rate, jax.random.fold_in(key, i))
+            x = jaxmem.ops.layer_norm(x + y, *norm)
+        return jnp.sum(x.astype(jnp.float32) ** 2)
+
+    def temp_bytes(rate):
+        like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        one = like(width, width), *[like(width)] * 3
+        step = jax.grad(functools.partial(loss, rate=rate))
+        args = [one] * layers, like(rows, width), KEY
+        return jaxmem.estimate(step, *args, target="h100").temp_bytes
+
+    assert temp_bytes(RATE) - temp_bytes(0.0) < rows * width  # bytes of a mask
 
 
 def test_second_derivative():
