@@ -1,5 +1,6 @@
 """Each private name of JAX that jaxmem leans on, called once: fails when JAX moves."""
 
+import dataclasses
 import inspect
 import os
 import pathlib
@@ -12,12 +13,15 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 import pallas_kernels
 from jaxmem import _compat
+from jaxmem.ir import jaxprs
 
 
 def test_saved_residuals_lists_avals_and_sources():
@@ -263,6 +267,22 @@ def test_threefry_of_a_counter():
     counters = jnp.zeros(5, jnp.uint32), jnp.arange(5, dtype=jnp.uint32)
     first, second = _compat.threefry2x32(*jax.random.key_data(key), *counters)
     assert (first ^ second == whole).all()
+
+
+def test_a_kernel_says_what_it_costs():
+    """On TPUs in its parameters; ours for GPUs in the metadata of its context."""
+    x = jnp.ones((8, 128))
+    body = lambda x, y: y.__setitem__(..., x[...])
+    cost = pl.CostEstimate(flops=3, transcendentals=4, bytes_accessed=5)
+    for how in {"cost_estimate": cost}, {}:
+        run = pl.pallas_call(body, out_shape=jax.typeof(x), **how)
+        with set_xla_metadata(**({} if how else dataclasses.asdict(cost))):
+            jaxpr = jax.make_jaxpr(run)(x)
+        told = [_compat.declared_cost(eqn) for eqn in jaxprs.walk(jaxpr)]
+        (found,) = filter(None, told)
+        assert found["flops"] == 3 and found["bytes_accessed"] == 5
+    (eqn,) = jax.make_jaxpr(jnp.sin)(x).eqns
+    assert _compat.declared_cost(eqn) is None
 
 
 def test_shardings_are_propagated():

@@ -1,4 +1,4 @@
-"""What cuDNN's attention takes, which a jaxpr or a compiled module shows as one call."""
+"""What cuDNN's attention takes: one call of a jaxpr, and of a compiled module."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -67,7 +67,11 @@ class LibraryAttention:
 
 def is_library_attention(eqn: JaxprEqn) -> bool:
     """Whether it is a pass of cuDNN's attention."""
-    return eqn.primitive.name.startswith(_PASSES) and "mask_type" in eqn.params
+    return _is_pass(eqn, *_PASSES) and "mask_type" in eqn.params
+
+
+def _is_pass(eqn: JaxprEqn, *names: str) -> bool:
+    return eqn.primitive.name.startswith(names)
 
 
 def attention_seconds(
@@ -92,5 +96,5 @@ def _of_equation(eqn: JaxprEqn) -> LibraryAttention:
         queries.dtype.name,
         "CAUSAL" in str(eqn.params["mask_type"]),
         eqn.params["variadic_args"][0],
-        eqn.primitive.name.startswith(_PASSES[1]),
+        _is_pass(eqn, _PASSES[1]),
     )
