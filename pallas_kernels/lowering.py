@@ -177,16 +177,19 @@ def _chosen(ctx, jaxpr, candidates, mesh) -> tuple[Callable, Any]:
     return jaxpr_as_fun(jaxpr), ctx
 
 
+def is_choice(eqn: Any) -> bool:
+    """Whether an equation may be lowered to a kernel."""
+    return eqn.primitive is _choice
+
+
 def kernel_of(eqn: Any, device: Any, sharded: bool = False) -> Any:
     """The jaxpr of the kernel that an equation is lowered to; None where XLA does it.
 
     Args:
-      eqn: any equation.
+      eqn: one of which `is_choice` says so.
       device: that it is lowered for.
       sharded: whether a `jit` over several devices is lowered.
     """
-    if eqn.primitive is not _choice:
-        return None
     for kernel in eqn.params["candidates"]:
         run = kernel.sharded if sharded else kernel.run
         taken = is_of(device, kernel.platform) and kernel.wins(device)

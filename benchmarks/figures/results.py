@@ -31,6 +31,7 @@ CHIPS = {
     "fills": H100,
     "five_bytes": f"losses, {CPU}",
     "foreign": H100,
+    "foreign_checkpoints": H100,
     "frontier": H100,
     "headlines": "what each row says",
     "frozen": NOTHING,

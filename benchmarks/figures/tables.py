@@ -390,6 +390,25 @@ def largest_batches() -> str:
     return table(head, map(line, names))
 
 
+@figures("foreign_checkpoints")
+def own_checkpoints() -> str:
+    """A line a model: GiB, with the predicted ms of steps."""
+    ways = ("plain", "own option", "own option, substituted", "scheduled")
+
+    def line(r: Row) -> list[str]:
+        sizes = [
+            f"{float(r[f'{way} (GiB)']):.2f}, {float(r[f'{way}: predicted ms']):.0f} ms"
+            if r[f"{way}: predicted ms"]
+            else f"{float(r[f'{way} (GiB)']):.2f}"
+            for way in ways
+        ]
+        name = f"{r['library']} {r['model']}", f"{r['batch']} of {r['an example']}"
+        return [*name, *sizes, r["ratio"]]
+
+    head = ("model", "batch", *ways, "ratio of ms")
+    return table(head, map(line, rows("foreign_checkpoints")))
+
+
 @figures("foreign_budgets")
 def within_budgets() -> str:
     """A line a model and a chip: GiB, with the predicted ms of steps."""

@@ -22,6 +22,7 @@ from benchmarks.models import foreign_tunix as tunix_models
 from benchmarks.models.foreign import Model, Size
 
 _FAMILIES = foreign_transformers.FAMILIES
+_WITH_CHECKPOINTS = ("bert",)  # of those below
 BF16, F32 = "bfloat16", "float32"
 PIXELS = "224 x 224 pixels"
 
@@ -36,6 +37,8 @@ class Published:
       example: what an example is, in words.
       dtype: of its products; where the library has no option for it, float32.
       build: gives the model for a batch of one example, from that dtype.
+      checkpointed: `build` with the library's own option for recomputation, if it has
+        one: `gradient_checkpointing` of transformers, `remat_config` of tunix.
       batch: examples at which it is scheduled within a budget; as the library has the
         model they take up to half of an H100.
     """
@@ -46,6 +49,7 @@ class Published:
     dtype: str
     build: Callable[[Any], Model]
     batch: int
+    checkpointed: Callable[[Any], Model] | None = None
 
 
 def _size(dtype: Any, length: int, vocabulary: int, image: int = 224) -> Size:
@@ -64,7 +68,10 @@ def _transformers(
     """A class of transformers with its default configuration, but for `options`."""
     made = replace(_FAMILIES[family], options=lambda _: options)
     build = lambda dtype: made.build(_size(dtype, *sizes))
-    return Published("transformers", name, example, BF16, build, batch)
+    option = replace(made, checkpointed=True)
+    checkpointed = lambda dtype: option.build(_size(dtype, *sizes))
+    has = checkpointed if family in _WITH_CHECKPOINTS else None
+    return Published("transformers", name, example, BF16, build, batch, has)
 
 
 def _of_tunix(family: str, config: str) -> tunix_models.Family:
@@ -82,7 +89,8 @@ def _tunix(
 ) -> Published:
     made = _of_tunix(family, config)
     build = lambda dtype: made.build(_size(dtype, 512, vocabulary))
-    return Published("tunix", name, "512 tokens", F32, build, batch)
+    checkpointed = lambda dtype: made.build(_size(dtype, 512, vocabulary), "BLOCK")
+    return Published("tunix", name, "512 tokens", F32, build, batch, checkpointed)
 
 
 def _lora(words: str, base: str) -> Published:

@@ -28,11 +28,13 @@ class Family:
     config: str
     options: Callable[[Size], dict[str, Any]]
     inputs: Callable[[Size], dict[str, np.ndarray]]
+    checkpointed: bool = False  # with `gradient_checkpointing`, of those that have it
 
     def module(self, size: Size) -> linen.Module:
         config = getattr(transformers, self.config)(**self.options(size))
         make = getattr(transformers, self.model)
-        return make(config, dtype=size.dtype, _do_init=False).module
+        more = {"gradient_checkpointing": True} if self.checkpointed else {}
+        return make(config, dtype=size.dtype, _do_init=False, **more).module
 
     def build(self, size: Size) -> Model:
         """The model as a loss; dropout as its configuration has it."""

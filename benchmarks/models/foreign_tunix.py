@@ -32,7 +32,7 @@ class Family:
             warnings.simplefilter("ignore", DeprecationWarning)
             home = importlib.import_module(f"tunix.models.{self.module}.model")
             own = {"remat_config": home.RematConfig[remat]}
-            config = home.ModelConfig(**self.options(size, home), **own)
+            config = home.ModelConfig(**{**self.options(size, home), **own})
             return getattr(home, self.model)(config, rngs=nnx.Rngs(params=0))
 
     def gradient(self, remat: str) -> tuple[Callable, tuple]:
@@ -43,9 +43,9 @@ class Family:
         batch = {k: jax.ShapeDtypeStruct(*_about(v)) for k, v in batch_of(WIDE).items()}
         return jax.grad(loss), (params, batch)
 
-    def build(self, size: Size) -> Model:
+    def build(self, size: Size, remat: str = "NONE") -> Model:
         """The model as a function of its parameters, split off once."""
-        plain = nnx.eval_shape(lambda: self.make(size))
+        plain = nnx.eval_shape(lambda: self.make(size, remat))
         lean = jaxmem.substitute(plain)
         inputs = batch_of(size)
 
@@ -53,7 +53,7 @@ class Family:
             return jaxmem.nn.report(lean, *given(batch))
 
         # the weights are those of the seed above, whatever the key
-        init = lambda key: (nnx.split(self.make(size), nnx.Param)[1], {})
+        init = lambda key: (nnx.split(self.make(size, remat), nnx.Param)[1], {})
         return Model(init, _loss(plain), _loss(lean), report, inputs)
 
 

@@ -1,6 +1,7 @@
 """Devices that are not there: meshes to shard over, topologies to compile for."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,8 +100,14 @@ def kernel_of(eqn: Any, chip: str, sharded: bool) -> Any:
       chip: that it is lowered for, a name of `jaxmem.targets()`.
       sharded: whether a `jit` over several devices is lowered.
     """
-    device = chip_mesh(get_target(chip, check=False)).abstract_device
-    return lowering.kernel_of(eqn, device, sharded)
+    if not lowering.is_choice(eqn):
+        return None
+    return lowering.kernel_of(eqn, _device_of(chip), sharded)
+
+
+@functools.cache  # for each equation of a step
+def _device_of(chip: str) -> Any:
+    return chip_mesh(get_target(chip, check=False)).abstract_device
 
 
 @contextlib.contextmanager

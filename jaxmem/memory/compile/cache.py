@@ -131,9 +131,11 @@ def _trim(folder: Path) -> None:
 
 
 def _entries(folder: Path, suffix: str = ".pickle"):
-    for path in folder.glob(f"*{suffix}"):
+    for entry in os.scandir(folder):
+        if not entry.name.endswith(suffix):
+            continue
         try:
-            yield path, path.stat()
+            yield Path(entry.path), entry.stat()
         except FileNotFoundError:
             pass  # another process trims too
 

@@ -1,0 +1,79 @@
+"""Models that others wrote: their library's own recomputation, and `schedule`.
+
+    python -m benchmarks.foreign_checkpoints [library/model ...]
+
+Transformers has `gradient_checkpointing=True`, and tunix `remat_config=BLOCK`: each
+layer under `jax.checkpoint`. The peak of an Adam step on an H100, state donated: as the
+library has the model, with that option, with it after `substitute`, and, without it,
+substituted and scheduled in the bytes of the latter. "ratio": the predicted time of the
+scheduled step over that of the option after `substitute`.
+
+A row is written as soon as it is measured; those of this jaxmem are skipped.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import jaxmem
+from benchmarks._common import MS, milliseconds, publish, same_library, write
+from benchmarks.foreign_batches import dtype_of, in_order, named, rows_there, steps_of
+from benchmarks.models.foreign_published import Published
+from benchmarks.readings.peaks import GIB
+from jaxmem.scheduling import BudgetError
+
+FILE, CHIP = "foreign_checkpoints", "h100"
+WAYS = ("plain", "own option", "own option, substituted", "scheduled")
+COLUMNS = (
+    *("library", "model", "an example", "chip", "dtype", "batch"),
+    *(column for way in WAYS for column in (f"{way} (GiB)", f"{way}: {MS}")),
+    *("ratio", "compiles", "seconds"),
+)
+HOW = {"target": CHIP, "donate_argnums": 0}
+
+
+def measure(model: Published) -> list:
+    """The cells of a row."""
+    dtype = dtype_of(model, CHIP)
+    plain, lean, args = steps_of(model, dtype)
+    own = replace(model, build=model.checkpointed)
+    option, both, _ = steps_of(own, dtype)
+    given = args(model.batch)
+    cells = [model.library, model.name, model.example, CHIP, dtype, model.batch]
+    reports = [jaxmem.estimate(step, *given, **HOW) for step in (plain, option, both)]
+    for report in reports:
+        cells += [report.peak_bytes / GIB, milliseconds(report)]
+    return cells + scheduled(lean, given, reports[-1])
+
+
+def scheduled(lean: Callable, given: tuple, theirs: jaxmem.MemoryReport) -> list:
+    """Peak and ms within the bytes of a report, the ratio, compiles and seconds."""
+    step = jaxmem.schedule(lean, theirs.peak_bytes, progress=False, **HOW)
+    try:
+        plan = step.plan(*given)
+    except BudgetError as error:
+        print(error)
+        return [(error.least or 0) / GIB, "", "out of reach", "", ""]
+    found, tried = plan.scheduled, len(plan.tried)
+    assert found is not None and found.seconds and theirs.seconds
+    ratio = found.seconds / theirs.seconds
+    size = [found.peak_bytes / GIB, milliseconds(found)]
+    return [*size, f"{ratio:.3f}", tried, plan.planning_seconds]
+
+
+def main() -> None:
+    models = [one for one in named(sys.argv[1:]) if one.checkpointed]
+    sys.argv[1:] = []  # the file is that of all rows
+    for model in models:
+        key = (model.library, model.name, CHIP)
+        there = rows_there(FILE).get(key)
+        if there is not None and same_library(there.commit):
+            continue
+        row = measure(model)
+        print(*row, flush=True)
+        write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
+    publish(FILE, COLUMNS, in_order(rows_there(FILE)))
+
+
+if __name__ == "__main__":
+    main()
