@@ -20,6 +20,7 @@ from benchmarks._common import MS, milliseconds, publish, same_library, write
 from benchmarks.foreign_batches import dtype_of, in_order, named, rows_there, steps_of
 from benchmarks.models.foreign_published import Published
 from benchmarks.readings.peaks import GIB
+from jaxmem.memory import MemoryReport
 from jaxmem.scheduling import BudgetError
 
 FILE, CHIP = "foreign_checkpoints", "h100"
@@ -46,7 +47,7 @@ def measure(model: Published) -> list:
     return cells + scheduled(lean, given, reports[-1])
 
 
-def scheduled(lean: Callable, given: tuple, theirs: jaxmem.MemoryReport) -> list:
+def scheduled(lean: Callable, given: tuple, theirs: MemoryReport) -> list:
     """Peak and ms within the bytes of a report, the ratio, compiles and seconds."""
     step = jaxmem.schedule(lean, theirs.peak_bytes, progress=False, **HOW)
     try:
