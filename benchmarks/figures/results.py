@@ -31,7 +31,6 @@ CHIPS = {
     "fills": H100,
     "five_bytes": f"losses, {CPU}",
     "foreign": H100,
-    "foreign_checkpoints": H100,
     "frontier": H100,
     "headlines": "what each row says",
     "frozen": NOTHING,
