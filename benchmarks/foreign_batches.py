@@ -128,6 +128,26 @@ def measure(
         write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
 
 
+def publish_rows(
+    file: str,
+    columns: Sequence[str],
+    models: Sequence[Published],
+    chips: Sequence[str],
+    measure: Callable[[Published, str], list],
+) -> None:
+    """The rows that this jaxmem has not, each written at once, then all of them."""
+    for chip in chips:
+        for model in models:
+            key = (model.library, model.name, chip)
+            there = rows_there(file).get(key)
+            if there is not None and same_library(there.commit):
+                continue
+            row = measure(model, chip)
+            print(*row, flush=True)
+            write(file, columns, in_order(rows_there(file) | {key: row}))
+    publish(file, columns, in_order(rows_there(file)))
+
+
 def rows_there(file: str) -> dict[tuple[str, ...], Row]:
     """By library, model and chip."""
     return {(*row[:2], row[3]): row for row in published(file)}

@@ -20,14 +20,13 @@ import sys
 import jax
 
 import jaxmem
-from benchmarks._common import MS, milliseconds, publish, same_library, write
+from benchmarks._common import MS, milliseconds
 from benchmarks.blocks import matmul_flops
 from benchmarks.foreign_batches import (
     CHIPS,
     dtype_of,
-    in_order,
     named,
-    rows_there,
+    publish_rows,
     steps_of,
 )
 from benchmarks.models.foreign import KEY
@@ -101,16 +100,7 @@ def main() -> None:
     parser.add_argument("--chip", nargs="*", default=("h100",), choices=CHIPS)
     asked = parser.parse_args()
     sys.argv[1:] = []  # the file is that of all rows
-    for chip in asked.chip:
-        for model in named(asked.models):
-            key = (model.library, model.name, chip)
-            there = rows_there(FILE).get(key)
-            if there is not None and same_library(there.commit):
-                continue
-            row = measure(model, chip)
-            print(*row, flush=True)
-            write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
-    publish(FILE, COLUMNS, in_order(rows_there(FILE)))
+    publish_rows(FILE, COLUMNS, named(asked.models), asked.chip, measure)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jaxmem
-from benchmarks._common import MS, milliseconds, publish, same_library, write
-from benchmarks.foreign_batches import dtype_of, in_order, named, rows_there, steps_of
+from benchmarks._common import MS, milliseconds
+from benchmarks.foreign_batches import dtype_of, named, publish_rows, steps_of
 from benchmarks.models.foreign_published import Published
 from benchmarks.readings.peaks import GIB
 from jaxmem.memory import MemoryReport
@@ -30,26 +30,25 @@ COLUMNS = (
     *(column for way in WAYS for column in (f"{way} (GiB)", f"{way}: {MS}")),
     *("ratio", "compiles", "seconds"),
 )
-HOW = {"target": CHIP, "donate_argnums": 0}
 
 
-def measure(model: Published) -> list:
+def measure(model: Published, chip: str) -> list:
     """The cells of a row."""
-    dtype = dtype_of(model, CHIP)
+    dtype, how = dtype_of(model, chip), {"target": chip, "donate_argnums": 0}
     plain, lean, args = steps_of(model, dtype)
     own = replace(model, build=model.checkpointed)
     option, both, _ = steps_of(own, dtype)
     given = args(model.batch)
-    cells = [model.library, model.name, model.example, CHIP, dtype, model.batch]
-    reports = [jaxmem.estimate(step, *given, **HOW) for step in (plain, option, both)]
+    cells = [model.library, model.name, model.example, chip, dtype, model.batch]
+    reports = [jaxmem.estimate(step, *given, **how) for step in (plain, option, both)]
     for report in reports:
         cells += [report.peak_bytes / GIB, milliseconds(report)]
-    return cells + scheduled(lean, given, reports[-1])
+    return cells + scheduled(lean, given, reports[-1], how)
 
 
-def scheduled(lean: Callable, given: tuple, theirs: MemoryReport) -> list:
+def scheduled(lean: Callable, given: tuple, theirs: MemoryReport, how: dict) -> list:
     """Peak and ms within the bytes of a report, the ratio, compiles and seconds."""
-    step = jaxmem.schedule(lean, theirs.peak_bytes, progress=False, **HOW)
+    step = jaxmem.schedule(lean, theirs.peak_bytes, progress=False, **how)
     try:
         plan = step.plan(*given)
     except BudgetError as error:
@@ -65,15 +64,7 @@ def scheduled(lean: Callable, given: tuple, theirs: MemoryReport) -> list:
 def main() -> None:
     models = [one for one in named(sys.argv[1:]) if one.checkpointed]
     sys.argv[1:] = []  # the file is that of all rows
-    for model in models:
-        key = (model.library, model.name, CHIP)
-        there = rows_there(FILE).get(key)
-        if there is not None and same_library(there.commit):
-            continue
-        row = measure(model)
-        print(*row, flush=True)
-        write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
-    publish(FILE, COLUMNS, in_order(rows_there(FILE)))
+    publish_rows(FILE, COLUMNS, models, [CHIP], measure)
 
 
 if __name__ == "__main__":

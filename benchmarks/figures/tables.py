@@ -394,14 +394,10 @@ def largest_batches() -> str:
 def own_checkpoints() -> str:
     """A line a model: GiB, with the predicted ms of steps."""
     ways = ("plain", "own option", "own option, substituted", "scheduled")
+    pairs = [{f"{w} (GiB)": ",.2f", f"{w}: predicted ms": ",.0f"} for w in ways]
 
     def line(r: Row) -> list[str]:
-        sizes = [
-            f"{float(r[f'{way} (GiB)']):.2f}, {float(r[f'{way}: predicted ms']):.0f} ms"
-            if r[f"{way}: predicted ms"]
-            else f"{float(r[f'{way} (GiB)']):.2f}"
-            for way in ways
-        ]
+        sizes = [with_older(r, r, pair) for pair in pairs]
         name = f"{r['library']} {r['model']}", f"{r['batch']} of {r['an example']}"
         return [*name, *sizes, r["ratio"]]
 

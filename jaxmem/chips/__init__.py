@@ -29,5 +29,6 @@ from jaxmem.chips._target import get_target as get_target
 from jaxmem.chips._target import is_gpu as is_gpu
 from jaxmem.chips._target import local_target as local_target
 from jaxmem.chips._target import targets as targets
+from pallas_kernels.lowering import is_choice as is_choice
 
 silence_absent_hardware()

@@ -96,12 +96,10 @@ def kernel_of(eqn: Any, chip: str, sharded: bool) -> Any:
     """The jaxpr of the kernel that an equation is lowered to; None where XLA does it.
 
     Args:
-      eqn: any equation.
+      eqn: one that may be lowered to a kernel.
       chip: that it is lowered for, a name of `jaxmem.targets()`.
       sharded: whether a `jit` over several devices is lowered.
     """
-    if not lowering.is_choice(eqn):
-        return None
     return lowering.kernel_of(eqn, _device_of(chip), sharded)
 
 

@@ -12,7 +12,7 @@ from jaxmem.ir.types import JaxprEqn
 _PASSES = "dot_product_attention_fwd", "dot_product_attention_bwd"  # wrapped or not
 _STARTED = 256  # keys in whose time a block of queries starts and ends; measured, H200
 _BIASED = 1.9  # times as long, where a bias or a mask is added to the logits; measured
-GRADIENTS = 12.0  # times the queries: what a backward pass clears, sums, converts
+_GRADIENTS = 12.0  # times the queries: what a backward pass clears, sums, converts
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class LibraryAttention:
     def apart(self) -> float:
         """Bytes that other kernels of the same call move."""
         size = self.heads * self.queries * self.width * self.bits / 8
-        return GRADIENTS * size if self.backward else 0.0
+        return _GRADIENTS * size if self.backward else 0.0
 
     @property
     def _of(self) -> tuple[int, str]:

@@ -1,10 +1,10 @@
 """How XLA's emitters for GPUs lay a kernel out, by what the module says of it."""
 
 from jaxmem.cost.kernel import Access, Traffic
-from jaxmem.cost.library_attention import GRADIENTS
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.time.in_turn import Reduction, heaps, reductions, sorted_rows, sums
+from jaxmem.memory.time.products import attention_of
 from jaxmem.memory.time.reading import elements_of, inside
 from jaxmem.memory.time.strides import LARGE, SECTOR, strided
 from jaxmem.memory.time.triton import is_tiled, tiled
@@ -19,8 +19,8 @@ def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
         return heaps(made)
     if made.opcode == "sort":
         return sorted_rows(made)
-    if "__cudnn$fmha" in made.attributes and "Backward" in made.attributes:
-        return Access(apart=GRADIENTS * traffic.reads[0][1])
+    if made.opcode == "custom-call" and (attention := attention_of(hlo, made)):
+        return Access(apart=attention.apart)
     if made.opcode != "fusion":
         return Access()
     if is_tiled(made):

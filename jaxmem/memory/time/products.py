@@ -114,8 +114,8 @@ def _library_call(hlo: Hlo, made: Instruction) -> Iterator[Product]:
         yield _cublas(hlo, made)
     elif target.startswith("__cudnn$conv") and _LABELS.search(made.attributes):
         yield _convolution(hlo, made)
-    elif target.startswith("__cudnn$fmha"):
-        yield from _attention(hlo, made, target)
+    elif attention := attention_of(hlo, made):
+        yield from attention.products()
 
 
 def call_target(made: Instruction) -> str:
@@ -139,11 +139,14 @@ def _cublas(hlo: Hlo, made: Instruction) -> Product:
     return _by_axes(hlo, made, summed, batch)
 
 
-def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
+def attention_of(hlo: Hlo, made: Instruction) -> LibraryAttention | None:
+    """The pass of cuDNN's attention that an instruction calls; None of any other."""
+    target = call_target(made)
+    if not target.startswith("__cudnn$fmha"):
+        return None
     # [batch, length, heads, width], as `jax.nn` hands them to cuDNN
     q, kv = _operand(hlo, made, 0), _operand(hlo, made, 1)
     batch, queries, heads, width = q.sizes
     causal, backward = "CAUSAL" in made.attributes, "Backward" in target
     about = q.bits, q.dtype, causal, "Bias" in target, backward
-    one = LibraryAttention(batch * heads, queries, kv.sizes[1], width, *about)
-    return one.products()
+    return LibraryAttention(batch * heads, queries, kv.sizes[1], width, *about)

@@ -16,7 +16,7 @@ from jaxmem.ops.common.blocks import vary_alike
 from jaxmem.ops.common.lean import widen
 from jaxmem.ops.norms.from_output import guard, norm_tangent, recovery
 from jaxmem.ops.norms.moments import Norm, affine, clipped, raw_moments
-from jaxmem.ops.randomness.dropout import DropoutMask, drawn_again, masked
+from jaxmem.ops.randomness.dropout import DropoutMask, masked, wait_for_gradient
 from pallas_kernels import dispatch
 from pallas_kernels.norm import NormRules
 from pallas_kernels.partials import partial
@@ -200,7 +200,7 @@ def _backward_xla(call: AddNorm, x_dtype, outs, a) -> dict[str, Any]:
     if "x" in outs:
         # else XLA finds that both passes make the same mask, and keeps it between them
         seed, d = a.get("seed"), grads["residual"].astype(outs["x"])
-        seed, d = drawn_again(seed, d) if call.rate else (seed, d)
+        seed, d = wait_for_gradient(seed, d) if call.rate else (seed, d)
         grads["x"] = _dropped(call, d, seed)
     return {k: grads[k].astype(dtype) for k, dtype in outs.items()}
 

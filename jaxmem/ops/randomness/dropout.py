@@ -55,7 +55,7 @@ def masked(mask: DropoutMask, x, seed):
     return jnp.where(keep, scaled, (seed[0] & 0).astype(x.dtype))
 
 
-def drawn_again(seed, g):
+def wait_for_gradient(seed, g):
     """The seed and a gradient, for a mask that is drawn when the gradient is there."""
     # else XLA finds that both passes make the same mask, and keeps it between them; and
     # what needs the seed alone XLA:GPU draws at the start of an unrolled step
@@ -72,7 +72,7 @@ def _forward(mask, x, seed):
 
 
 def _backward(mask, seed, g):
-    seed, g = drawn_again(seed, g)
+    seed, g = wait_for_gradient(seed, g)
     with jax.named_scope("jaxmem.dropout"):
         return masked(mask, g, seed), None
 
