@@ -7,10 +7,12 @@ from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir import primitives
+from jaxmem.ir.placements import Shard
 from jaxmem.ir.shard_labels import labelled_shardings
 from jaxmem.ir.shards import InputShardings
+from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.tiling.loop import tiled
-from jaxmem.scheduling.tiling.price import Figures, figures_of, seconds
+from jaxmem.scheduling.tiling.price import Figures, RegionBytes, seconds
 from jaxmem.scheduling.tiling.regions import (
     Region,
     RegionGraph,
@@ -64,6 +66,7 @@ class ListRegions:
         self._found: dict[tuple[int, bool], list[Found]] = {}
         # the last that was found from an array, along an axis, within a hull
         self._fewer: dict[tuple[Any, int, int], Region] = {}
+        self._bytes = Remembered()  # the same of a region in more parts
         self._tiled: dict[int, tuple[Region, ListRegions]] = {}
 
     def in_parts(self, count: int, exactly: bool) -> list[Found]:
@@ -84,13 +87,19 @@ class ListRegions:
             # what is elementwise only, XLA fuses: an optimizer's update, in place
             if not has_product(self.graph, region):
                 continue
-            figures = figures_of(self._live, region)
+            held = lambda of=region: RegionBytes.of(self._live, of)
+            figures = self._bytes.get("bytes", (region.placed,), held).in_parts(
+                region.n
+            )
             if figures.gain > ALIKE * figures.before:
                 about = self.target, self.graph.shardings
                 cost = seconds(self.graph.eqns, region, *about)
                 yield Found(region, seed, figures, cost)
 
     def _regions(self, count: int, exactly: bool) -> Iterator[tuple[Region, Any]]:
+        # Arrays of equal layers tie each other in the same way: one that a region cuts
+        # along an axis is the seed of the same region.
+        known: dict[tuple[int, int], list[Region]] = {}
         for v in self._seeds:
             for axis, length in enumerate(v.aval.shape):
                 n = _parts(length // self.graph.shards(v, axis), count, exactly)
@@ -101,7 +110,11 @@ class ListRegions:
                 # what large arrays tie to it is often what all arrays do
                 hulls = {self.graph.hull(v, floor): floor for floor in floors}
                 for hull, floor in hulls.items():
-                    yield self._region(v, axis, n, hull, floor), v
+                    alike = known.setdefault((hull, n), [])
+                    if any(_cuts(self.graph, one, v, axis) for one in alike):
+                        continue
+                    alike.append(self._region(v, axis, n, hull, floor))
+                    yield alike[-1], v
 
     @cached_property
     def _seeds(self) -> list[Any]:
@@ -123,6 +136,11 @@ def _is_seed(graph: RegionGraph, i: int) -> bool:
     eqn = graph.eqns[i]
     other = primitives.is_scan(eqn) or primitives.is_update(eqn)
     return not other and i not in graph.drawn
+
+
+def _cuts(graph: RegionGraph, region: Region, v, axis: int) -> bool:
+    """Whether a region makes an array, and in parts along an axis."""
+    return graph.maker[v] in region.eqns and region.at(v) == Shard(axis)
 
 
 def _parts(size: int, count: int, exactly: bool) -> int | None:

@@ -32,23 +32,43 @@ class Figures:
         return self.before - self.after
 
 
-def figures_of(live: LiveBytes, region: Region) -> Figures:
-    """What a region needs whole, and in its parts."""
-    at = sorted(region.eqns)
-    own = inner(live.graph, region)
-    inside = live.profile({v: s for v, s in live.sizes.items() if v in own})
-    less = inside * (1 - 1 / region.n)
-    more = np.zeros(live.count)
-    for i in filter(region.is_sum, at):  # carried from the first part on
-        (v,) = live.graph.eqns[i].outvars
-        total = sum_bytes(live.graph.eqns[i], v, live.shardings)
-        more[at[0] : i] += total
-        more[i : live.death[v]] += total - live.sizes[v]
-    for v in _written(live, region, own):
-        more[at[0] : live.death[v]] += live.shardings.bytes_of(v)
-    after = live.whole - less + more
-    figures = inside[at].max(), live.whole[at].max(), after[at].max()
-    return Figures(*map(int, figures))
+@dataclass(frozen=True)
+class RegionBytes:
+    """Bytes alive at each equation of a list, for a region in any number of parts.
+
+    Attributes:
+      at: positions of the region's equations.
+      whole: of all arrays, with the region whole.
+      inside: of arrays that only the region has.
+      more: of what there is beside these in parts: sums, which are carried from the
+        first part on, and what parts write for others.
+    """
+
+    at: Sequence[int]
+    whole: np.ndarray
+    inside: np.ndarray
+    more: np.ndarray
+
+    @classmethod
+    def of(cls, live: LiveBytes, region: Region) -> "RegionBytes":
+        at = sorted(region.eqns)
+        own = inner(live.graph, region)
+        inside = live.profile({v: s for v, s in live.sizes.items() if v in own})
+        more = np.zeros(live.count)
+        for i in filter(region.is_sum, at):
+            (v,) = live.graph.eqns[i].outvars
+            total = sum_bytes(live.graph.eqns[i], v, live.shardings)
+            more[at[0] : i] += total
+            more[i : live.death[v]] += total - live.sizes[v]
+        for v in _written(live, region, own):
+            more[at[0] : live.death[v]] += live.shardings.bytes_of(v)
+        return cls(at, live.whole, inside, more)
+
+    def in_parts(self, n: int) -> Figures:
+        """What the region needs whole, and in n parts."""
+        after = self.whole - self.inside * (1 - 1 / n) + self.more
+        of = self.inside, self.whole, after
+        return Figures(*(int(profile[self.at].max()) for profile in of))
 
 
 def _written(live: LiveBytes, region: Region, own: Collection[Any]) -> Iterator[Any]:

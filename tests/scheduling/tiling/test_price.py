@@ -13,7 +13,7 @@ from jaxmem.cost import roofline
 from jaxmem.cost.kernel import Product
 from jaxmem.cost.live_bytes import LiveBytes
 from jaxmem.ir.placements import SUM, Placements, Shard, at
-from jaxmem.scheduling.tiling.price import figures_of, seconds
+from jaxmem.scheduling.tiling.price import RegionBytes, seconds
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph, find
 
 SDS = jax.ShapeDtypeStruct
@@ -172,9 +172,11 @@ def test_what_parts_write_for_others_has_bytes():
     assert named["exp"] not in over_keys.eqns
     (scores,) = (v for v in graph.eqns[named["reduce_max"]].invars)
     assert scores not in live.sizes
-    figures = figures_of(live, over_keys)
+    figures = RegionBytes.of(live, over_keys).in_parts(over_keys.n)
     assert figures.after >= graph.size(scores)
     # over queries nothing is written but what comes out
     over_queries = find(graph, scores, 0, 4)
     assert named["exp"] in over_queries.eqns
-    assert figures_of(live, over_queries).after < graph.size(scores)
+    assert RegionBytes.of(live, over_queries).in_parts(
+        over_queries.n
+    ).after < graph.size(scores)
