@@ -571,3 +571,37 @@ def test_what_equations_share_they_share_in_another_mesh():
     closed = jax.make_jaxpr(lambda x: inner(inner(x)))(1.0)
     first, second = _compat.in_mesh_in_context(closed.jaxpr).eqns
     assert first.params["jaxpr"] is second.params["jaxpr"]
+
+
+def test_equations_that_are_traced_again():
+    """What is not worked out anew is what JAX would have worked out."""
+
+    def fn(x, key):
+        with jax.named_scope("scope"):
+            y = jax.nn.gelu(x @ x.T) + jnp.arange(4.0)[None]
+        with set_xla_metadata(name="value"):
+            y = y * 2
+        return jnp.sort(y)[::-1].astype("bfloat16"), jax.random.normal(key, (3,))
+
+    closed = jax.make_jaxpr(fn)(jnp.ones((4, 8)), jax.random.key(0))
+
+    def scoped(*args):
+        with jax.named_scope("outer"):
+            return jaxprs.evaluate(closed, args)
+
+    again = jax.make_jaxpr(scoped)(jnp.ones((4, 8)), jax.random.key(0))
+    assert str(again) == str(closed)
+    before, after = (list(jaxprs.walk(one)) for one in (closed, again))
+    for old, new in zip(before, after, strict=True):
+        assert new.ctx is old.ctx
+        assert [v.aval for v in new.outvars] == [v.aval for v in old.outvars]
+    names = [str(e.source_info.name_stack) for e in jaxprs.split(again)[0].eqns]
+    assert any(name.startswith("outer/scope") for name in names)
+    assert all(name.startswith("outer") for name in names)
+
+
+def test_an_equation_on_operands_of_other_types_is_traced_anew():
+    closed = jax.make_jaxpr(lambda x: x * 2.0 + 1.0)(jnp.ones(3))
+    other = jax.make_jaxpr(lambda x: jaxprs.evaluate(closed, [x]))(jnp.ones((2, 3)))
+    assert [v.aval.shape for v in other.jaxpr.eqns[-1].outvars] == [(2, 3)]
+    assert jaxprs.evaluate(closed, [jnp.ones(3)])[0].tolist() == [3.0] * 3

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from jaxmem._checks import check_bool, check_callable, check_donated, check_static
+from jaxmem._garbage import seldom_collected
 from jaxmem.chips import Target, get_target, traced_for
 from jaxmem.frameworks import Place, pure_call
 from jaxmem.ir.lost_axes import lost_axes
@@ -111,6 +112,7 @@ def estimate(
     ).result()
 
 
+@seldom_collected()
 def begin(
     fn: Callable,
     args: tuple[Any, ...],

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from jaxmem._compat import no_leak_check
+from jaxmem._garbage import seldom_collected
 from jaxmem._progress import spinner
 from jaxmem.chips import is_gpu
 from jaxmem.frameworks import Call, canonical
@@ -67,6 +68,7 @@ class Finder:
 
         return self._options.get(call.signature, found)[0]
 
+    @seldom_collected()
     def _look(self, call: Call) -> SearchResult:
         target, asked = self.calls.options.target, call
         call = self.calls.abstract(call)

@@ -23,7 +23,7 @@ from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_row import row_of
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches, left_whole, lengths
-from jaxmem.scheduling.tiling.tiled_front import with_tiles
+from jaxmem.scheduling.tiling.tiled_front import Room, with_tiles
 from jaxmem.scheduling.tiling.tiles import tiles_to
 
 _MOST = 1024  # micro-batches
@@ -79,7 +79,7 @@ def in_micro_batches(
     flat = _flat(chosen)
     found = _with_peaks(chosen.part, flat)
     if found[-1].bytes > room:
-        found = with_tiles(chosen.part, flat, tiles_to, room)
+        found = with_tiles(chosen.part, flat, tiles_to, Room(room))
     found = list(map(chosen.candidate, found))
     return found if any(one.bytes < below for one in found) else []
 

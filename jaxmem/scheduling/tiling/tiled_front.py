@@ -16,10 +16,17 @@ from jaxmem.chips import get_target
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._searched import LEAST, Candidate, SearchBound, descending
+from jaxmem.scheduling._searched import (
+    LEAST,
+    Candidate,
+    Front,
+    SearchBound,
+    SearchedStep,
+    descending,
+)
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.plan.rows import TiledRegion
-from jaxmem.scheduling.search.traced_step import TracedStep
+from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 
 _HALVINGS = 6  # of what runs at one time, to the least limit: each is a rewrite more
 # Candidates that may take least once they are compiled: XLA may not take the smallest
@@ -31,17 +38,41 @@ UNCERTAIN = 3
 Cuts = Callable[[int], tuple[Any, ...]]
 
 
+@dataclass(frozen=True)
+class Room:
+    """Bytes of predicted peaks, by whether they will do.
+
+    Attributes:
+      enough: what surely fits: there are no smaller tiles than those that take as long
+        as a candidate below it.
+      most: above it nothing fits, and only what takes least of such tiles is told.
+    """
+
+    enough: float = -math.inf
+    most: float = math.inf
+
+    @classmethod
+    def within(cls, step: SearchedStep, bound: SearchBound) -> "Room":
+        """What predictions may be, for compiled peaks within a bound."""
+        above = bound.above(step.front[0].choice, math.inf)
+        if not math.isfinite(above + bound.limit):
+            return cls()
+        return cls(bound.limit / OFF - above, bound.limit * OFF - above)
+
+
+ANY = Room()
+
+
 def in_tiles(step: TracedStep, flat: Sequence[Candidate], *how: Any) -> list[Candidate]:
     """`with_tiles`, or `beside_sequences` where some have a sequence of their own."""
     in_sequence = any(one.choice.get(OperationOrder).sequence for one in flat)
     return (beside_sequences if in_sequence else with_tiles)(step, flat, *how)
 
 
-def faster_in_tiles(
-    step: TracedStep, flat: Sequence[Candidate], cuts_to: Cuts, bound: SearchBound
-) -> list[Candidate]:
-    """Those in tiles alone that take less time than a bound."""
-    found = in_tiles(step, flat, cuts_to, -math.inf, True, bound.seconds)
+def tiles_alone(step: SearchedStep, cuts_to: Cuts, bound: SearchBound) -> Front:
+    """Those in tiles alone that are within a bound, and take less time than it says."""
+    how = cuts_to, Room.within(step, bound), True, bound.seconds
+    found = in_tiles(step.traced, step.front, *how)
     return list(filter(bound.allows, found))
 
 
@@ -49,7 +80,7 @@ def beside_sequences(
     step: TracedStep,
     flat: Sequence[Candidate],
     cuts_to: Cuts,
-    enough: float = -math.inf,
+    room: Room = ANY,
     alone: bool = False,
     within: float = math.inf,
 ) -> list[Candidate]:
@@ -63,10 +94,10 @@ def beside_sequences(
     if order.sequence:
         plain = plain.having(replace(order, sequence=()))
     found = [] if alone else list(flat)
-    for cuts in _cuts(step, plain, 0, cuts_to):
+    for cuts in _cuts(step, plain, 0, cuts_to, room):
         choice = plain.having(*cuts)
         seconds = _tile_seconds(step, choice)
-        if seconds >= _least_seconds(found, enough, within):
+        if seconds >= _least_seconds(found, room.enough, within):
             break
         peak = step.predicted(choice)
         found.append(replace(free, choice=choice, seconds=seconds, bytes=peak))
@@ -82,7 +113,7 @@ def with_tiles(
     step: TracedStep,
     flat: Sequence[Candidate],
     cuts_to: Cuts,
-    enough: float = -math.inf,
+    room: Room = ANY,
     alone: bool = False,
     within: float = math.inf,
 ) -> list[Candidate]:
@@ -94,18 +125,23 @@ def with_tiles(
       step: the step.
       flat: candidates in no tiles, from those that keep most on.
       cuts_to: configurations for a limit.
-      enough: bytes of a prediction that will do: there are no smaller tiles than those
-        that take as long as a candidate below it.
+      room: bytes of predictions that will do.
       alone: whether it is the front of those in tiles alone.
       within: seconds that a candidate takes less than.
     """
     within -= min(one.seconds for one in flat)
     lines = [] if alone else [_line(step, flat, ())]
     found = [line.candidate(one) for line in lines for one in flat]
-    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, cuts_to):
-        seconds = _tile_seconds(step, flat[-1].choice.having(*cuts))
-        if seconds >= _least_seconds(found, enough, within):
+    least = flat[-1]
+    for cuts in _cuts(step, least.choice, least.bytes, cuts_to, room):
+        choice = least.choice.having(*cuts)
+        seconds, peak = _tile_seconds(step, choice), step.predicted(choice)
+        if seconds >= _least_seconds(found, room.enough, within):
             break
+        if peak > room.most:
+            more = least.seconds + seconds
+            found.append(replace(least, choice=choice, bytes=peak, seconds=more))
+            continue
         line = _line(step, flat, cuts)
         found += map(line.candidate, flat)
     return _by_seconds(found)
@@ -138,7 +174,7 @@ class _Line:
 
 
 def _cuts(
-    step: TracedStep, choice: Choice, kept: int, cuts_to: Cuts
+    step: TracedStep, choice: Choice, kept: int, cuts_to: Cuts, room: Room
 ) -> Iterator[tuple[Any, ...]]:
     """Configurations that make other numbers of tiles, from the largest limit on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
@@ -148,6 +184,8 @@ def _cuts(
         limit = min(limit, 2 * memory)
     for _ in range(_HALVINGS):
         limit //= 2
+        if limit > 2 * max(room.most, 1):  # parts hold more than half of it
+            continue
         cuts = cuts_to(limit)
         rows = _rows(step, choice.having(*cuts))
         made = step.rewritten(choice.having(*cuts), ordered=False)

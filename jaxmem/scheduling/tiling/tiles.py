@@ -15,7 +15,6 @@ from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.search.traced_step import OFF
 from jaxmem.scheduling.tiling.best import Asked, best
 from jaxmem.scheduling.tiling.list_regions import Found, ListRegions
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
@@ -24,8 +23,9 @@ from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 from jaxmem.scheduling.tiling.tiled_front import (
     UNCERTAIN,
-    faster_in_tiles,
+    Room,
     in_tiles,
+    tiles_alone,
 )
 
 _ROUNDS = 3  # regions of one list, side by side
@@ -91,13 +91,12 @@ class TileRegions(Searched[Tiles, TiledLists]):
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         if math.isfinite(bound.seconds):
-            return faster_in_tiles(step.traced, step.front, tiles_to, bound)
-        above = bound.above(step.front[0].choice, math.inf)
-        room = bound.limit / OFF - above  # what surely fits
+            return tiles_alone(step, tiles_to, bound)
+        room = Room.within(step, bound)
         return in_tiles(step.traced, step.front, tiles_to, room)
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
-        for one in in_tiles(step.traced, step.front, tiles_to, enough):
+        for one in in_tiles(step.traced, step.front, tiles_to, Room(enough)):
             yield one.bytes, "regions of it run in tiles"
 
     def refined(self, step: SearchedStep, front: Front) -> Front:
