@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _adviser
+from jaxmem._garbage import seldom_collected
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class LateAdvice:
     known: tuple[str, ...] = ()  # before the compile
     step: AdvisedStep | None = field(default=None, repr=False)
 
+    @seldom_collected()
     def lines(self) -> tuple[str, ...]:
         """What to do, what helps most first."""
         if self.step is None:

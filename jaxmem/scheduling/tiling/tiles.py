@@ -96,7 +96,8 @@ class TileRegions(Searched[Tiles, TiledLists]):
         return in_tiles(step.traced, step.front, tiles_to, room)
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
-        for one in in_tiles(step.traced, step.front, tiles_to, Room(enough)):
+        least = step.front[-1:]
+        for one in in_tiles(step.traced, least, tiles_to, Room(enough)):
             yield one.bytes, "regions of it run in tiles"
 
     def refined(self, step: SearchedStep, front: Front) -> Front:
