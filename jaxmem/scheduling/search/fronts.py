@@ -98,7 +98,7 @@ class Fronts:
     def _rest(self, front: Front, one: Searched | None) -> float | None:
         """What peaks are expected to take above the bytes of a front's candidates.
 
-        None where a candidate was compiled, or where nothing tells.
+        None where a candidate was compiled.
         """
         peaks = {t.choice: t.peak for t in self.trials.tried}
         if any(c.choice in peaks for c in front):
@@ -108,13 +108,11 @@ class Fronts:
         # what other fronts took above their predictions, at least
         above = [peaks[c.choice] - c.bytes for c in self._last if c.choice in peaks]
         first = front[0]
-        if above and not _kinds(self._last) & _kinds(front):
-            # what their bytes are of need not be the same
-            peak = self.step.traced.predicted(first.choice) + self._above_prediction()
-            return peak - first.bytes
-        if self.quick and not self.trials.tried:
-            return self.step.traced.peak(first.choice) - first.bytes
-        return min(above, default=None)
+        if above and _kinds(self._last) & _kinds(front):
+            return min(above)
+        # what their bytes are of need not be the same
+        peak = self.step.traced.predicted(first.choice) + self._above_prediction()
+        return peak - first.bytes
 
     def _first(self) -> Search[ReportedTrial]:
         error, looked_at = None, []
