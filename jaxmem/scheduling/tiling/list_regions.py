@@ -87,10 +87,9 @@ class ListRegions:
             # what is elementwise only, XLA fuses: an optimizer's update, in place
             if not has_product(self.graph, region):
                 continue
-            held = lambda of=region: RegionBytes.of(self._live, of)
-            figures = self._bytes.get("bytes", (region.placed,), held).in_parts(
-                region.n
-            )
+            make = lambda of=region: RegionBytes.of(self._live, of)
+            held = self._bytes.get("bytes", (region.placed,), make)
+            figures = held.in_parts(region.n)
             if figures.gain > ALIKE * figures.before:
                 about = self.target, self.graph.shardings
                 cost = seconds(self.graph.eqns, region, *about)

@@ -34,17 +34,15 @@ class Figures:
 
 @dataclass(frozen=True)
 class RegionBytes:
-    """Bytes alive at each equation of a list, for a region in any number of parts.
+    """Bytes alive at each equation of a region, for any number of parts.
 
     Attributes:
-      at: positions of the region's equations.
       whole: of all arrays, with the region whole.
       inside: of arrays that only the region has.
       more: of what there is beside these in parts: sums, which are carried from the
         first part on, and what parts write for others.
     """
 
-    at: Sequence[int]
     whole: np.ndarray
     inside: np.ndarray
     more: np.ndarray
@@ -62,13 +60,13 @@ class RegionBytes:
             more[i : live.death[v]] += total - live.sizes[v]
         for v in _written(live, region, own):
             more[at[0] : live.death[v]] += live.shardings.bytes_of(v)
-        return cls(at, live.whole, inside, more)
+        return cls(live.whole[at], inside[at], more[at])
 
     def in_parts(self, n: int) -> Figures:
         """What the region needs whole, and in n parts."""
         after = self.whole - self.inside * (1 - 1 / n) + self.more
         of = self.inside, self.whole, after
-        return Figures(*(int(profile[self.at].max()) for profile in of))
+        return Figures(*(int(profile.max()) for profile in of))
 
 
 def _written(live: LiveBytes, region: Region, own: Collection[Any]) -> Iterator[Any]:
