@@ -573,7 +573,7 @@ def test_what_equations_share_they_share_in_another_mesh():
     assert first.params["jaxpr"] is second.params["jaxpr"]
 
 
-def test_equations_that_are_traced_again():
+def test_copied_equations():
     """What is not worked out anew is what JAX would have worked out."""
 
     def fn(x, key):
@@ -589,13 +589,13 @@ def test_equations_that_are_traced_again():
         with jax.named_scope("outer"):
             return jaxprs.evaluate(closed, args)
 
-    again = jax.make_jaxpr(scoped)(jnp.ones((4, 8)), jax.random.key(0))
-    assert str(again) == str(closed)
-    before, after = (list(jaxprs.walk(one)) for one in (closed, again))
+    copied = jax.make_jaxpr(scoped)(jnp.ones((4, 8)), jax.random.key(0))
+    assert str(copied) == str(closed)
+    before, after = (list(jaxprs.walk(one)) for one in (closed, copied))
     for old, new in zip(before, after, strict=True):
         assert new.ctx is old.ctx
         assert [v.aval for v in new.outvars] == [v.aval for v in old.outvars]
-    names = [str(e.source_info.name_stack) for e in jaxprs.split(again)[0].eqns]
+    names = [str(e.source_info.name_stack) for e in jaxprs.split(copied)[0].eqns]
     assert any(name.startswith("outer/scope") for name in names)
     assert all(name.startswith("outer") for name in names)
 

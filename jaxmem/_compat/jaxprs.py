@@ -20,7 +20,7 @@ Var = jex_core.Var
 
 def bind(eqn, args, params=None) -> list[Any]:
     """Outputs of `eqn` on `args`, under its own source line and name scopes."""
-    outs = _traced_again(eqn, args) if params is None else None
+    outs = _copied(eqn, args) if params is None else None
     if outs is not None:
         return outs
     params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
@@ -28,10 +28,10 @@ def bind(eqn, args, params=None) -> list[Any]:
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def _traced_again(eqn, args) -> list[Any] | None:
-    """The same as `bind`, where it would trace the very same equation; else None.
+def _copied(eqn, args) -> list[Any] | None:
+    """Outputs of a copy of an equation in the current trace; None where `bind` has to.
 
-    On operands of the same types an equation gives what it gave: in a third of the time
+    On operands of the same types an equation gives what it gave: in half of the time
     that it takes to work that out anew.
     """
     from jax._src import core
@@ -39,20 +39,21 @@ def _traced_again(eqn, args) -> list[Any] | None:
     from jax._src.source_info_util import current_name_stack
     from jax._src.xla_metadata_lib import current_xla_metadata
 
-    trace = core.trace_ctx.trace
+    trace, tracer_of = core.trace_ctx.trace, partial_eval.DynamicJaxprTracer
     if type(trace) is not partial_eval.DynamicJaxprTrace or trace.requires_low:
         return None
     is_traced = False
     tracers = []
     for arg, v in zip(args, eqn.invars, strict=True):
-        if isinstance(arg, partial_eval.DynamicJaxprTracer):
-            if arg._trace is not trace or not _is_type_of(arg.aval, v):
+        if isinstance(arg, tracer_of):
+            # most are of the very same type: identity spares most comparisons
+            same = arg.aval is v.aval or arg.aval == v.aval
+            if arg._trace is not trace or not same:
                 return None
             is_traced = True
             tracers.append(arg)
         elif isinstance(v, Literal) and arg is v.val:
-            literal = partial_eval.DynamicJaxprTracer
-            tracers.append(literal(trace, v.aval, v, eqn.source_info))
+            tracers.append(tracer_of(trace, v.aval, v, eqn.source_info))
         else:
             return None
     if not is_traced or not _is_plain(eqn) or current_xla_metadata():
@@ -64,10 +65,6 @@ def _traced_again(eqn, args) -> list[Any] | None:
     types = [v.aval for v in eqn.outvars]
     told = eqn.primitive, eqn.params, eqn.effects, info, eqn.ctx
     return trace.emit_eqn(tracers, types, *told)
-
-
-def _is_type_of(aval, v) -> bool:
-    return aval is v.aval or aval == v.aval
 
 
 def _is_plain(eqn) -> bool:

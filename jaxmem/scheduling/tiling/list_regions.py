@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jaxmem.cost.live_bytes import LiveBytes
@@ -87,7 +87,7 @@ class ListRegions:
             # what is elementwise only, XLA fuses: an optimizer's update, in place
             if not has_product(self.graph, region):
                 continue
-            make = lambda of=region: RegionBytes.of(self._live, of)
+            make = partial(RegionBytes.of, self._live, region)
             held = self._bytes.get("bytes", (region.placed,), make)
             figures = held.in_parts(region.n)
             if figures.gain > ALIKE * figures.before:

@@ -69,9 +69,14 @@ def in_tiles(step: TracedStep, flat: Sequence[Candidate], *how: Any) -> list[Can
     return (beside_sequences if in_sequence else with_tiles)(step, flat, *how)
 
 
-def tiles_alone(step: SearchedStep, cuts_to: Cuts, bound: SearchBound) -> Front:
-    """Those in tiles alone that are within a bound, and take less time than it says."""
-    how = cuts_to, Room.within(step, bound), True, bound.seconds
+def candidates_in_tiles(
+    step: SearchedStep, cuts_to: Cuts, bound: SearchBound, alone: bool
+) -> Front:
+    """What is within a bound and takes less time than it says.
+
+    `alone`: as for `with_tiles`.
+    """
+    how = cuts_to, Room.within(step, bound), alone, bound.seconds
     found = in_tiles(step.traced, step.front, *how)
     return list(filter(bound.allows, found))
 
@@ -138,12 +143,8 @@ def with_tiles(
         seconds, peak = _tile_seconds(step, choice), step.predicted(choice)
         if seconds >= _least_seconds(found, room.enough, within):
             break
-        if peak > room.most:
-            more = least.seconds + seconds
-            found.append(replace(least, choice=choice, bytes=peak, seconds=more))
-            continue
-        line = _line(step, flat, cuts)
-        found += map(line.candidate, flat)
+        some = flat if peak <= room.most else [least]
+        found += map(_line(step, some, cuts).candidate, some)
     return _by_seconds(found)
 
 

@@ -24,8 +24,8 @@ from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 from jaxmem.scheduling.tiling.tiled_front import (
     UNCERTAIN,
     Room,
+    candidates_in_tiles,
     in_tiles,
-    tiles_alone,
 )
 
 _ROUNDS = 3  # regions of one list, side by side
@@ -90,10 +90,8 @@ class TileRegions(Searched[Tiles, TiledLists]):
         return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        if math.isfinite(bound.seconds):
-            return tiles_alone(step, tiles_to, bound)
-        room = Room.within(step, bound)
-        return in_tiles(step.traced, step.front, tiles_to, room)
+        alone = math.isfinite(bound.seconds)
+        return candidates_in_tiles(step, tiles_to, bound, alone)
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         least = step.front[-1:]

@@ -14,7 +14,7 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, tiles_alone
+from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, candidates_in_tiles
 from jaxmem.scheduling.tiling.tiles import tiles_to
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
@@ -109,7 +109,7 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
                 yield f"a softmax is not computed block by block: {plan}"
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
-        return tiles_alone(step, _blocks_to, bound)
+        return candidates_in_tiles(step, _blocks_to, bound, alone=True)
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         every = VocabularyTiles(limit=0)

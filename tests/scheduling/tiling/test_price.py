@@ -177,6 +177,5 @@ def test_what_parts_write_for_others_has_bytes():
     # over queries nothing is written but what comes out
     over_queries = find(graph, scores, 0, 4)
     assert named["exp"] in over_queries.eqns
-    assert RegionBytes.of(live, over_queries).in_parts(
-        over_queries.n
-    ).after < graph.size(scores)
+    figures = RegionBytes.of(live, over_queries).in_parts(over_queries.n)
+    assert figures.after < graph.size(scores)
