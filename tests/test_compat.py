@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
 from jax.ad_checkpoint import checkpoint_name
@@ -267,6 +268,48 @@ def test_threefry_of_a_counter():
     counters = jnp.zeros(5, jnp.uint32), jnp.arange(5, dtype=jnp.uint32)
     first, second = _compat.threefry2x32(*jax.random.key_data(key), *counters)
     assert (first ^ second == whole).all()
+
+
+# made once, as a module does
+_halves = lambda a, x, y: (x >> np.uint32(1)) ^ (y * a)
+HALVES = _compat.word_operation("halves", _halves, 3)
+FOLD = _compat.word_operation("fold", lambda x: x ^ (x >> np.uint32(16)), 1)
+
+
+@pytest.mark.parametrize("how", ["called", "jit", "vmap", "differentiated"])
+def test_an_operation_of_words_is_one_equation(how):
+    a, x, y = jnp.uint32(7), jnp.arange(6, dtype=jnp.uint32)[:, None], jnp.uint32([3, 5])
+    expected = FOLD(_halves(a, x, y[None]))
+    fn = lambda a, y: FOLD(HALVES(a, x, y[None]))
+    made = [eqn.primitive for eqn in jax.make_jaxpr(fn)(a, y).eqns]
+    assert [p.name for p in made[-2:]] == ["halves", "fold"]
+    assert _compat.function_of(made[-2]) is _halves
+    assert _compat.function_of(made[0]) is None
+    if how == "called":
+        found = fn(a, y)
+    elif how == "jit":
+        found = jax.jit(fn)(a, y)
+    elif how == "vmap":  # the batch is an axis of some of the operands
+        found = jax.vmap(fn, in_axes=(0, None))(jnp.stack([a, a + 1]), y)
+        assert (found[1] == fn(a + 1, y)).all()
+        found = found[0]
+    else:
+        weighed = lambda w: (w * fn(a, y).astype(jnp.float32)).sum()
+        grad = jax.grad(weighed)(1.0)
+        assert grad == expected.astype(jnp.float32).sum()
+        found = fn(a, y)
+    assert (found == expected).all()
+
+
+def test_an_operation_of_words_on_shards():
+    y = jnp.arange(8, dtype=jnp.uint32)
+    mesh = jax.make_mesh((4,), ("d",), (jax.sharding.AxisType.Explicit,))
+    fn = lambda y: HALVES(jnp.uint32(7), jnp.uint32([[1], [2]]), y[None])
+    spec = PartitionSpec("d")
+    with jax.set_mesh(mesh):
+        found = jax.jit(fn)(jax.device_put(y, spec))
+        assert jax.typeof(found).sharding.spec == PartitionSpec(None, "d")
+    assert (found == fn(y)).all()
 
 
 def test_a_kernel_says_what_it_costs():

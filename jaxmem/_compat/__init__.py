@@ -14,6 +14,8 @@ from jaxmem._compat.avals import without_mesh as without_mesh
 from jaxmem._compat.compiling import compile_module as compile_module
 from jaxmem._compat.cudnn import cudnn_attention as cudnn_attention
 from jaxmem._compat.cudnn import cudnn_attention_grads as cudnn_attention_grads
+from jaxmem._compat.elementwise import function_of as function_of
+from jaxmem._compat.elementwise import word_operation as word_operation
 from jaxmem._compat.exports import export as export
 from jaxmem._compat.exports import with_results_of_calls as with_results_of_calls
 from jaxmem._compat.jaxprs import PRIMITIVES as PRIMITIVES

@@ -49,6 +49,7 @@ _CALLS = {
     "scatter-add": "lax.scatter_add({0}, {1}, {2}, {dimension_numbers}, "
     "indices_are_sorted={indices_are_sorted}, unique_indices={unique_indices}, "
     "mode={mode})",
+    "stack": "jnp.stack([{all}], {axis})",
     "sort": "lax.sort({tuple}, dimension={dimension}, is_stable={is_stable}, "
     "num_keys={num_keys})",
 }

@@ -29,6 +29,7 @@ _NAMES = {
     **{"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"},
     **{"conv_general_dilated": "conv", "iota": "arange", "gather": "take"},
     **{"random_bits": "random.bits", "threefry2x32": "random.bits", "not": "~"},
+    **{"position_bits": "random.bits"},
 }
 _ATOM = 9  # binds tighter than any operator
 

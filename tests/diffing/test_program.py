@@ -9,6 +9,7 @@ from jax import lax
 import jaxmem
 from jaxmem.diffing._expressions import UnwritableError
 from jaxmem.diffing._program import Program, loaded, script
+from jaxmem.ops import dropout
 from tests.diffing.steps import plain, remat
 
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -34,6 +35,10 @@ def _convolution(x):
     return lax.reduce_window(out, -jnp.inf, lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "SAME")
 
 
+def _own_dropout(x):
+    return dropout(x, 0.5, jax.random.key(3)) * x
+
+
 def _dropout(x):
     mask = jax.random.bernoulli(jax.random.key(3), 0.5, x.shape)
     return jnp.where(mask, x, 0.0) * jax.nn.gelu(x)
@@ -45,7 +50,7 @@ def _low_precision(x):
     return jax.nn.softmax(y) * jnp.bfloat16(0.1), product, jnp.full((2,), jnp.nan)
 
 
-FUNCTIONS = [_loops, _lookups, _convolution, _dropout, _low_precision]
+FUNCTIONS = [_loops, _lookups, _convolution, _dropout, _own_dropout, _low_precision]
 GRADIENT = jax.grad(lambda x: sum(jnp.sum(y**2) for y in _loops(x)))
 
 

@@ -54,6 +54,8 @@ _ELEMENTWISE = (
     _fused("floor", keeps_zero=True, exact=True),
     _fused("ge", orders=True),
     _fused("gt", orders=True),
+    # two of this library, of several operations each
+    _fused("hash_mix", _SOME),
     _fused("imag", exact=True),
     _fused("integer_pow", _SOME, saves_operand=True),
     _fused("is_finite"),
@@ -77,6 +79,7 @@ _ELEMENTWISE = (
     _fused("or", commutes=True),
     _fused("polynomial"),
     _fused("population_count"),
+    _fused("position_bits", _SOME),
     _fused("pow", _MANY),
     _fused("real", keeps_zero=True, exact=True),
     _fused("rem", _SOME),

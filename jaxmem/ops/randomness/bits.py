@@ -9,9 +9,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
-from pallas_kernels.hashing import mix, random_bits, threshold
+from jaxmem import _compat
+from jaxmem.ops.common.blocks import vary_alike
+from pallas_kernels import hashing
+from pallas_kernels.hashing import threshold
 
 _START = (np.uint32(0x9E3779B9), np.uint32(0x7F4A7C15))
+
+# One equation each: the same operations, which would be most of a model's equations.
+_mix = _compat.word_operation("hash_mix", hashing.mix, 1)
+_bits = _compat.word_operation(
+    "position_bits", lambda k0, k1, r, c: hashing.random_bits((k0, k1), r, c), 4
+)
+
+
+def mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """A bijection of uint32, as of `pallas_kernels.hashing.mix`."""
+    return _mix(x)
+
+
+def random_bits(seed, row, column) -> UInt32[Array, "..."]:
+    """Bits at each position; `row` and `column` are uint32 and broadcast."""
+    return _bits(*vary_alike(seed[0], seed[1], row, column))
 
 
 def seed_words(rng) -> UInt32[Array, "2"]:
@@ -39,10 +58,12 @@ def positions(shape: tuple[int, ...]):
     """(row, column) of an array: the column is the last axis, the row all others."""
     shape = shape or (1,)
     lead = (*shape[:-1], 1)
-    row, stride = jnp.zeros(lead, jnp.uint32), 1
+    row, stride = None, 1
     for axis in reversed(range(len(shape) - 1)):
-        step = np.uint32(stride % 2**32)
-        row = row + jax.lax.broadcasted_iota(jnp.uint32, lead, axis) * step
+        place = jax.lax.broadcasted_iota(jnp.uint32, lead, axis)
+        # the first is that of the only axis so far that is longer than 1
+        row = place if stride == 1 else row + place * np.uint32(stride % 2**32)
         stride *= shape[axis]
+    row = jnp.zeros(lead, jnp.uint32) if row is None else row
     last = (1,) * (len(shape) - 1) + shape[-1:]
     return row, jax.lax.broadcasted_iota(jnp.uint32, last, len(shape) - 1)

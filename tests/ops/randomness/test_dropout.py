@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
+from jaxmem.ir import jaxprs
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
 from tests.arrays import array
@@ -69,6 +70,17 @@ def test_mask_is_the_same_under_transformations():
         got_out, got_grad = both(fn, x)
         np.testing.assert_array_equal(got_out, out)
         np.testing.assert_array_equal(got_grad, grad)
+
+
+def test_a_mask_is_one_equation():
+    """A search asks each equation many times: a hash is not dozens of them."""
+    jaxpr = jax.make_jaxpr(lambda x, key: dropout(x, 0.5, key))(
+        jnp.ones((4, 8)), jax.random.key(0)
+    )
+    names = [eqn.primitive.name for eqn in jaxprs.walk(jaxpr)]
+    assert names.count("position_bits") == 1
+    assert "shift_right_logical" not in names
+    assert len(names) < 40
 
 
 def test_vmap_gives_each_example_its_own_mask():
