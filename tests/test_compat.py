@@ -278,7 +278,11 @@ FOLD = _compat.word_operation("fold", lambda x: x ^ (x >> np.uint32(16)), 1)
 
 @pytest.mark.parametrize("how", ["called", "jit", "vmap", "differentiated"])
 def test_an_operation_of_words_is_one_equation(how):
-    a, x, y = jnp.uint32(7), jnp.arange(6, dtype=jnp.uint32)[:, None], jnp.uint32([3, 5])
+    a, x, y = (
+        jnp.uint32(7),
+        jnp.arange(6, dtype=jnp.uint32)[:, None],
+        jnp.uint32([3, 5]),
+    )
     expected = FOLD(_halves(a, x, y[None]))
     fn = lambda a, y: FOLD(HALVES(a, x, y[None]))
     made = [eqn.primitive for eqn in jax.make_jaxpr(fn)(a, y).eqns]

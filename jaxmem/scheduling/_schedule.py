@@ -72,9 +72,10 @@ def schedule(
       share (the batch, the heads, the tokens), sums are carried from tile to tile in
       float32. It is priced like recomputation, in seconds on `target` (weights are
       read by each tile, sums are read and written), and the cheaper is used. A loss
-      head runs over the vocabulary, its logits computed twice, if nothing else fits
-      or everything else takes clearly longer. So does the whole step in micro-batches,
-      up to its gradients.
+      head runs over the vocabulary, its logits computed twice, if the compiled step
+      then takes no longer (with a target that is looked at without a budget, too), if
+      nothing else fits or everything else takes clearly longer. The whole step runs in
+      micro-batches, up to its gradients, in the last two cases.
     - *Order.* Unrolled layers are updated right after their gradient: an optimization
       barrier keeps the compiler from moving all updates to the end.
 
@@ -118,8 +119,9 @@ def schedule(
         PCI Express.
       host_budget: with `offload`, the bytes of host memory that the residuals of one
         device may take, as `budget` is given; by default there is no limit.
-      tile: with a budget, regions may be run in tiles. False where the sums of a
-        gradient should not be split, or to see what the rest reaches.
+      tile: with a budget, regions may be run in tiles, and with a target a loss head
+        may. False where the sums of a gradient should not be split, or to see what the
+        rest reaches.
       plan: the result of an earlier `plan(...)` of the same
         step, as `Plan.from_json` reads it: the search is skipped.
       compiler_options: as for `jax.jit`: of the step that is run, and of those that are

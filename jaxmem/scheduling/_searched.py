@@ -140,6 +140,14 @@ class Searched(Pass[C, R]):
         """Configurations that cost no time, and may take fewer bytes."""
         return iter(())
 
+    def nearly_free(self, step: SearchedStep) -> Iterator[C]:
+        """As `free`, of which only a compile tells whether it costs time.
+
+        `step.front` is what they are for; each takes fewer bytes than the one before,
+        and longer. Asked where there is no budget.
+        """
+        return iter(())
+
     def is_vain(self, step: SearchedStep) -> bool:
         """Whether what it does at no cost neither fits nor tells anything."""
         return False

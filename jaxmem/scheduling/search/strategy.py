@@ -12,7 +12,14 @@ from typing import Any
 
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._searched import Front, Searched, SearchedStep, start_of
+from jaxmem.scheduling._searched import (
+    Candidate,
+    Front,
+    Searched,
+    SearchedStep,
+    having,
+    start_of,
+)
 from jaxmem.scheduling.search.asks import Ask, Search
 from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import (
@@ -68,19 +75,61 @@ class Strategy:
         firsts = [front[0].choice for front in fronts]
         yield from self._compiled([self._plain, *free, *firsts, given])
         faster = [*firsts, *(yield from self._second(fronts))]
-        tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
-        own = next(t for t in tried if t.choice == given)
-        late = lambda t: t.choice in free and self._is_slower(t, own)
-        tried = [t for t in tried if not late(t)]
+        own = self.trials[given]
+        tried = self._no_slower(own, faster)
+        smaller = yield from self._nearly_free(tried[0])
         plain = yield from self._settled(own)
-        first = next(t for t in tried if t.choice not in faster)
-        for one in tried:
-            if one.choice in faster and best_of([first, one]) is first:
-                continue
-            found = plain if one.choice == given else (yield from self._settled(one))
+        tried = [plain if t.choice == given else t for t in [*smaller, *tried]]
+        for one in sorted(tried, key=by_peak_and_time(tried)):
+            found = one if one is plain else (yield from self._settled(one))
             if is_no_worse(found, plain):
                 return found
         return plain
+
+    def _no_slower(
+        self, own: ReportedTrial, faster: Sequence[Choice]
+    ) -> list[ReportedTrial]:
+        """What was compiled, the best first; `faster`: choices that have to be."""
+        tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
+        free = [self._plain.having(config) for _, config in self._free]
+        tried = [
+            t for t in tried if t.choice not in free or not self._is_slower(t, own)
+        ]
+        first = next(t for t in tried if t.choice not in faster)
+        slower = lambda t: t.choice in faster and best_of([first, t]) is first
+        return [t for t in tried if not slower(t)]
+
+    def _on_nearly_free(self) -> Search[None]:
+        """Tries what may cost no time, and goes on from there if nothing fits."""
+        best, front = self.trials.best, self.step.front
+        start = best or self.trials[front[0].choice]
+        smaller = yield from self._nearly_free(start, front)
+        if smaller and self.trials.best is None:
+            configs = smaller[-1].choice.configs
+            self.step = replace(self.step, front=having(configs, front))
+
+    def _nearly_free(
+        self, best: ReportedTrial, front: Front = ()
+    ) -> Search[list[ReportedTrial]]:
+        """What takes fewer bytes than the best, and no longer once it is compiled.
+
+        `front`: what else is to be on top of it.
+        """
+        found = []
+        base = self._plain if best.choice.unchanged else best.choice
+        start = Candidate(base, self.step.traced.predicted(base), best.seconds)
+        step = replace(self.step, front=[start, *front])
+        for one in self.passes if best.step_seconds is not None else ():
+            last = best
+            for config in one.nearly_free(step):
+                trial = yield Ask(base.having(config))
+                if trial.peak >= last.peak or self._is_slower(trial, best):
+                    break  # each of them takes longer than the one before
+                found.append(trial)
+                last = trial
+                if trial.peak <= self.trials.limit < math.inf:
+                    break
+        return found
 
     def _is_slower(self, one: ReportedTrial, given: ReportedTrial) -> bool:
         if one.step_seconds is None or given.step_seconds is None:
@@ -179,14 +228,15 @@ class Strategy:
         self.step = replace(self.step, limit=limit, front=())
         if not self.quick:
             yield from self._freely()
-        if trials.best is not None:
-            return
-        self.step = replace(self.step, front=self._front())
+        if trials.best is None:
+            self.step = replace(self.step, front=self._front())
         in_parts = any(one.in_parts for one in self.passes)
         if in_parts and not trials.tried and not self.quick:
             yield from self._first_trial()
-            if trials.best is not None:
-                return
+        if trials.tried:
+            yield from self._on_nearly_free()
+        if trials.best is not None:
+            return
         free = next((c for one, c in self._free if one.anywhere), None)
         fronts = Fronts(self.step, self.passes, trials, free, self.quick)
         if in_parts and (self.quick or self._may_fit()):

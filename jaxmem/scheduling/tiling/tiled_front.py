@@ -29,6 +29,7 @@ from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.search.traced_step import OFF, TracedStep
 
 _HALVINGS = 6  # of what runs at one time, to the least limit: each is a rewrite more
+_CLEARLY = 0.1  # of a peak: what is worth a compile where nobody asked for fewer bytes
 # Candidates that may take least once they are compiled: XLA may not take the smallest
 # tiles as they are predicted.
 UNCERTAIN = 3
@@ -65,8 +66,12 @@ ANY = Room()
 
 def in_tiles(step: TracedStep, flat: Sequence[Candidate], *how: Any) -> list[Candidate]:
     """`with_tiles`, or `beside_sequences` where some have a sequence of their own."""
-    in_sequence = any(one.choice.get(OperationOrder).sequence for one in flat)
-    return (beside_sequences if in_sequence else with_tiles)(step, flat, *how)
+    return (beside_sequences if in_sequence(flat) else with_tiles)(step, flat, *how)
+
+
+def in_sequence(flat: Sequence[Candidate]) -> bool:
+    """Whether some have a sequence of their own: of operations, by their numbers."""
+    return any(one.choice.get(OperationOrder).sequence for one in flat)
 
 
 def candidates_in_tiles(
@@ -79,6 +84,19 @@ def candidates_in_tiles(
     how = cuts_to, Room.within(step, bound), alone, bound.seconds
     found = in_tiles(step.traced, step.front, *how)
     return list(filter(bound.allows, found))
+
+
+def clearly_smaller(step: SearchedStep, cuts_to: Cuts) -> Iterator[tuple[Any, ...]]:
+    """Configurations that take the first of a front down, each by a good part."""
+    free = step.front[0].choice
+    if in_sequence(step.front):
+        return  # its numbers are those of a step without tiles
+    last = step.traced.predicted(free)
+    for cuts in _cuts(step.traced, free, 0, cuts_to, ANY):
+        peak = step.traced.predicted(free.having(*cuts))
+        if peak < (1 - _CLEARLY) * last:
+            last = peak
+            yield cuts
 
 
 def beside_sequences(

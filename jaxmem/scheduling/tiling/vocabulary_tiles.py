@@ -14,7 +14,11 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.tiled_front import UNCERTAIN, candidates_in_tiles
+from jaxmem.scheduling.tiling.tiled_front import (
+    UNCERTAIN,
+    candidates_in_tiles,
+    clearly_smaller,
+)
 from jaxmem.scheduling.tiling.tiles import tiles_to
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
@@ -110,6 +114,16 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         return candidates_in_tiles(step, _blocks_to, bound, alone=True)
+
+    def nearly_free(self, step: SearchedStep) -> Iterator[VocabularyTiles]:
+        # The logits are written and read a few times where they exist: what that takes
+        # may be as long as to compute them twice.
+        free, every = step.front[0].choice, VocabularyTiles(limit=0)
+        if not step.traced.rewritten(free.having(every)).did(VocabularyTiles):
+            return
+        blocks_to = lambda limit: (VocabularyTiles(limit=limit),)
+        for (config,) in clearly_smaller(step, blocks_to):
+            yield config
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         every = VocabularyTiles(limit=0)
