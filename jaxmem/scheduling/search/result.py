@@ -173,6 +173,13 @@ def by_time(trials: Sequence[Trial]) -> Callable[[Trial], tuple[float, float]]:
     return lambda t: (math.inf if t.step_seconds is None else t.step_seconds, t.peak)
 
 
+def is_slower(one: ReportedTrial, other: ReportedTrial, slack: float) -> bool:
+    """Whether it takes more than `slack` seconds longer, where both are known."""
+    if one.step_seconds is None or other.step_seconds is None:
+        return False
+    return one.step_seconds > other.step_seconds + slack
+
+
 def _timed(trials: Sequence[Trial]) -> bool:
     """Whether the seconds are known of every compiled step that fits its chip."""
     return all(t.step_seconds is not None for t in trials if math.isfinite(t.peak))

@@ -13,7 +13,6 @@ from typing import Any
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import (
-    Candidate,
     Front,
     Searched,
     SearchedStep,
@@ -22,12 +21,14 @@ from jaxmem.scheduling._searched import (
 )
 from jaxmem.scheduling.search.asks import Ask, Search
 from jaxmem.scheduling.search.fronts import Fronts
+from jaxmem.scheduling.search.nearly_free import NearlyFree
 from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
     best_of,
     by_peak,
     by_peak_and_time,
+    is_slower,
     unreachable,
 )
 from jaxmem.scheduling.search.traced_step import OFF
@@ -77,7 +78,7 @@ class Strategy:
         faster = [*firsts, *(yield from self._second(fronts))]
         own = self.trials[given]
         tried = self._no_slower(own, faster)
-        smaller = yield from self._nearly_free(tried[0])
+        smaller = yield from self._nearly_free.search(tried[0])
         plain = yield from self._settled(own)
         tried = [plain if t.choice == given else t for t in [*smaller, *tried]]
         for one in sorted(tried, key=by_peak_and_time(tried)):
@@ -92,49 +93,24 @@ class Strategy:
         """What was compiled, the best first; `faster`: choices that have to be."""
         tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
         free = [self._plain.having(config) for _, config in self._free]
-        tried = [
-            t for t in tried if t.choice not in free or not self._is_slower(t, own)
-        ]
+        worse = lambda t: t.choice in free and is_slower(t, own, self._slack)
+        tried = [t for t in tried if not worse(t)]
         first = next(t for t in tried if t.choice not in faster)
         slower = lambda t: t.choice in faster and best_of([first, t]) is first
         return [t for t in tried if not slower(t)]
 
-    def _on_nearly_free(self) -> Search[None]:
-        """Tries what may cost no time, and goes on from there if nothing fits."""
-        best, front = self.trials.best, self.step.front
-        start = best or self.trials[front[0].choice]
-        smaller = yield from self._nearly_free(start, front)
-        if smaller and self.trials.best is None:
-            configs = smaller[-1].choice.configs
+    def _on_nearly_free(self) -> Search[bool]:
+        """Whether what may cost no time will do; if not, a search goes on from it."""
+        trials, front = self.trials, self.step.front
+        start = trials.best or trials[front[0].choice]
+        smaller = yield from self._nearly_free.search(start, front)
+        if trials.best and not is_slower(trials.best, start, self._slack):
+            return True
+        above = [t for t in smaller if t.peak > trials.limit]
+        if above:
+            configs = above[-1].choice.configs
             self.step = replace(self.step, front=having(configs, front))
-
-    def _nearly_free(
-        self, best: ReportedTrial, front: Front = ()
-    ) -> Search[list[ReportedTrial]]:
-        """What takes fewer bytes than the best, and no longer once it is compiled.
-
-        `front`: what else is to be on top of it.
-        """
-        found = []
-        base = self._plain if best.choice.unchanged else best.choice
-        start = Candidate(base, self.step.traced.predicted(base), best.seconds)
-        step = replace(self.step, front=[start, *front])
-        for one in self.passes if best.step_seconds is not None else ():
-            last = best
-            for config in one.nearly_free(step):
-                trial = yield Ask(base.having(config))
-                if trial.peak >= last.peak or self._is_slower(trial, best):
-                    break  # each of them takes longer than the one before
-                found.append(trial)
-                last = trial
-                if trial.peak <= self.trials.limit < math.inf:
-                    break
-        return found
-
-    def _is_slower(self, one: ReportedTrial, given: ReportedTrial) -> bool:
-        if one.step_seconds is None or given.step_seconds is None:
-            return False
-        return one.step_seconds > given.step_seconds + self.step.traced.slack()
+        return False
 
     def _within(self, budget: int) -> Search[ReportedTrial]:
         """What fits once it is compiled to the end."""
@@ -198,6 +174,14 @@ class Strategy:
     def _plain(self) -> Choice:
         return Choice(self.step.target)
 
+    @property
+    def _slack(self) -> float:
+        return self.step.traced.slack()
+
+    @property
+    def _nearly_free(self) -> NearlyFree:
+        return NearlyFree(self.step, self.passes, self.trials)
+
     @functools.cached_property
     def _free(self) -> list[tuple[Searched, Any]]:
         """Configurations that cost nothing."""
@@ -207,8 +191,8 @@ class Strategy:
         """Where what takes less time than to keep all starts, if anything does."""
         if self.step.named:
             return []
-        slack, front = self.step.traced.slack(), start_of(self.step, self.passes)
-        if not front or front[0].seconds >= -slack:
+        front = start_of(self.step, self.passes)
+        if not front or front[0].seconds >= -self._slack:
             return []
         return [front, *filter(None, [self._other_form()])]
 
@@ -233,9 +217,7 @@ class Strategy:
         in_parts = any(one.in_parts for one in self.passes)
         if in_parts and not trials.tried and not self.quick:
             yield from self._first_trial()
-        if trials.tried:
-            yield from self._on_nearly_free()
-        if trials.best is not None:
+        if trials.tried and (yield from self._on_nearly_free()):
             return
         free = next((c for one, c in self._free if one.anywhere), None)
         fronts = Fronts(self.step, self.passes, trials, free, self.quick)

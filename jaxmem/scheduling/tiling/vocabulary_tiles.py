@@ -16,8 +16,10 @@ from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.tiled_front import (
     UNCERTAIN,
+    Room,
     candidates_in_tiles,
     clearly_smaller,
+    in_tiles,
 )
 from jaxmem.scheduling.tiling.tiles import tiles_to
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
@@ -121,9 +123,12 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
         free, every = step.front[0].choice, VocabularyTiles(limit=0)
         if not step.traced.rewritten(free.having(every)).did(VocabularyTiles):
             return
-        blocks_to = lambda limit: (VocabularyTiles(limit=limit),)
-        for (config,) in clearly_smaller(step, blocks_to):
+        for (config,) in clearly_smaller(step, _head_to):
             yield config
+
+    def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
+        for one in in_tiles(step.traced, step.front[-1:], _head_to, Room(enough)):
+            yield one.bytes, "logits are computed twice"
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         every = VocabularyTiles(limit=0)
@@ -132,8 +137,12 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
         return [note for level in levels for note in level.looked_at(left)]
 
 
+def _head_to(limit: int) -> tuple[Any, ...]:
+    return (VocabularyTiles(limit=limit),)
+
+
 def _blocks_to(limit: int) -> tuple[Any, ...]:
-    return *tiles_to(limit), VocabularyTiles(limit=limit)
+    return *tiles_to(limit), *_head_to(limit)
 
 
 def _heads(
