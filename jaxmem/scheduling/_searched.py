@@ -98,6 +98,8 @@ class SearchedStep:
       named: whether only what has a `checkpoint_name` may be kept.
       offload: bytes of a device's residuals that may be in the host's memory.
       limit: bytes of a compiled peak that will do.
+      base: configurations of all candidates that recompute: they save bytes, and no
+        compiled step took longer with them.
       front: candidates that recompute, and do nothing else that costs.
       left: seconds that the search still has.
       refined: a front together with what passes make of it that were asked before.
@@ -107,6 +109,7 @@ class SearchedStep:
     named: bool = False
     offload: float = 0
     limit: float = math.inf
+    base: Sequence[Any] = ()
     front: Front = ()
     left: Callable[[], float] = lambda: math.inf
     refined: Callable[[Front], Front] = lambda front: front

@@ -76,7 +76,8 @@ class OrderOperations(Searched[OperationOrder, Ordered]):
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         if not space_of_step(step).before_sequences:
             return ()
-        return _candidates(step, Choice(step.target).having(*barriers_of(step)))
+        base = *barriers_of(step), *step.base
+        return _candidates(step, Choice(step.target).having(*base))
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         if space_at_sight(step.traced).is_unrolled:

@@ -108,8 +108,8 @@ class Strategy:
             return True
         above = [t for t in smaller if t.peak > trials.limit]
         if above:
-            configs = above[-1].choice.configs
-            self.step = replace(self.step, front=having(configs, front))
+            base = above[-1].choice.configs
+            self.step = replace(self.step, base=base, front=having(base, front))
         return False
 
     def _within(self, budget: int) -> Search[ReportedTrial]:
@@ -209,7 +209,7 @@ class Strategy:
         """Tries what may be fastest until the assigned buffers are within the limit."""
         trials = self.trials
         trials.tried, limit = [], trials.limit
-        self.step = replace(self.step, limit=limit, front=())
+        self.step = replace(self.step, limit=limit, base=(), front=())
         if not self.quick:
             yield from self._freely()
         if trials.best is None:
