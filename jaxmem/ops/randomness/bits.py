@@ -61,8 +61,9 @@ def positions(shape: tuple[int, ...]):
     row, stride = None, 1
     for axis in reversed(range(len(shape) - 1)):
         place = jax.lax.broadcasted_iota(jnp.uint32, lead, axis)
-        # the first is that of the only axis so far that is longer than 1
-        row = place if stride == 1 else row + place * np.uint32(stride % 2**32)
+        # while all axes so far have length 1, they add nothing
+        step = np.uint32(stride % 2**32)
+        row = place if row is None or stride == 1 else row + place * step
         stride *= shape[axis]
     row = jnp.zeros(lead, jnp.uint32) if row is None else row
     last = (1,) * (len(shape) - 1) + shape[-1:]
