@@ -285,10 +285,11 @@ def test_an_operation_of_words_is_one_equation(how):
     )
     expected = FOLD(_halves(a, x, y[None]))
     fn = lambda a, y: FOLD(HALVES(a, x, y[None]))
-    made = [eqn.primitive for eqn in jax.make_jaxpr(fn)(a, y).eqns]
-    assert [p.name for p in made[-2:]] == ["halves", "fold"]
-    assert _compat.function_of(made[-2]) is _halves
-    assert _compat.function_of(made[0]) is None
+    made = jax.make_jaxpr(fn)(a, y).eqns
+    assert [eqn.primitive.name for eqn in made[-2:]] == ["halves", "fold"]
+    (opened,) = _compat.expanded(made[-2], (a, x, y[None]))
+    assert (opened == _halves(a, x, y[None])).all()
+    assert _compat.expanded(made[0], (y,)) is None
     if how == "called":
         found = fn(a, y)
     elif how == "jit":

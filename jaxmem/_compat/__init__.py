@@ -12,10 +12,10 @@ from jaxmem._compat.avals import vary as vary
 from jaxmem._compat.avals import varying_axes as varying_axes
 from jaxmem._compat.avals import without_mesh as without_mesh
 from jaxmem._compat.compiling import compile_module as compile_module
+from jaxmem._compat.composed import expanded as expanded
+from jaxmem._compat.composed import word_operation as word_operation
 from jaxmem._compat.cudnn import cudnn_attention as cudnn_attention
 from jaxmem._compat.cudnn import cudnn_attention_grads as cudnn_attention_grads
-from jaxmem._compat.elementwise import function_of as function_of
-from jaxmem._compat.elementwise import word_operation as word_operation
 from jaxmem._compat.exports import export as export
 from jaxmem._compat.exports import with_results_of_calls as with_results_of_calls
 from jaxmem._compat.jaxprs import PRIMITIVES as PRIMITIVES
@@ -27,7 +27,6 @@ from jaxmem._compat.jaxprs import Var as Var
 from jaxmem._compat.jaxprs import bind as bind
 from jaxmem._compat.jaxprs import constants_first as constants_first
 from jaxmem._compat.jaxprs import declared_cost as declared_cost
-from jaxmem._compat.jaxprs import expanded as expanded
 from jaxmem._compat.jaxprs import function_source as function_source
 from jaxmem._compat.jaxprs import has_side_effects as has_side_effects
 from jaxmem._compat.jaxprs import in_context_of as in_context_of

@@ -198,14 +198,6 @@ def operation(eqn) -> tuple[str, dict[str, Any]]:
     return type(whole).__name__, whole.params
 
 
-def expanded(eqn, args) -> list[Any] | None:
-    """Outputs of what `operation` reads, by the operations it is made of; or None."""
-    whole = eqn.params.get("_prim")
-    if eqn.primitive.name != "call_hi_primitive" or whole is None:
-        return None
-    return jax.tree.leaves(whole.expand(*jax.tree.unflatten(whole.in_tree, args)))
-
-
 def scan_counts(eqn) -> tuple[int, int]:
     """(constants, carries) among the inputs of a `scan` equation; the rest are xs."""
     if "num_consts" in eqn.params:

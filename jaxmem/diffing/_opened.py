@@ -20,8 +20,6 @@ def opened(closed: Any) -> Any:
 def _rule(eqn: Any, args: list) -> list | None:
     if (made := _compat.expanded(eqn, args)) is not None:
         return made
-    if fn := _compat.function_of(eqn.primitive):
-        return [fn(*args)]
     if primitives.is_sum(eqn):  # one name for `add` and for that of derivatives
         return [jax.lax.add(*args)]
     if primitives.is_named(eqn) or primitives.is_transfer(eqn):

@@ -147,7 +147,7 @@ class Searched(Pass[C, R]):
         """As `free`, of which only a compile tells whether it costs time.
 
         `step.front` is what they are for; each takes fewer bytes than the one before,
-        and longer. Asked where there is no budget.
+        and longer.
         """
         return iter(())
 

@@ -10,27 +10,21 @@ import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from jaxmem import _compat
-from jaxmem.ops.common.blocks import vary_alike
 from pallas_kernels import hashing
 from pallas_kernels.hashing import threshold
 
 _START = (np.uint32(0x9E3779B9), np.uint32(0x7F4A7C15))
 
 # One equation each: the same operations, which would be most of a model's equations.
-_mix = _compat.word_operation("hash_mix", hashing.mix, 1)
+mix = _compat.word_operation("hash_mix", hashing.mix, 1)
 _bits = _compat.word_operation(
     "position_bits", lambda k0, k1, r, c: hashing.random_bits((k0, k1), r, c), 4
 )
 
 
-def mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """A bijection of uint32, as of `pallas_kernels.hashing.mix`."""
-    return _mix(x)
-
-
 def random_bits(seed, row, column) -> UInt32[Array, "..."]:
     """Bits at each position; `row` and `column` are uint32 and broadcast."""
-    return _bits(*vary_alike(seed[0], seed[1], row, column))
+    return _bits(seed[0], seed[1], row, column)
 
 
 def seed_words(rng) -> UInt32[Array, "2"]:

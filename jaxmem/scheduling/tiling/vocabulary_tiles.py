@@ -8,11 +8,12 @@ from jaxmem import _compat
 from jaxmem.ir import primitives
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shard_labels import labelled_shardings
-from jaxmem.scheduling._choice import Bytes, Count
+from jaxmem.scheduling._choice import Bytes, Choice, Count
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
+from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.tiled_front import (
     UNCERTAIN,
@@ -120,15 +121,15 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
     def nearly_free(self, step: SearchedStep) -> Iterator[VocabularyTiles]:
         # The logits are written and read a few times where they exist: what that takes
         # may be as long as to compute them twice.
-        free, every = step.front[0].choice, VocabularyTiles(limit=0)
-        if not step.traced.rewritten(free.having(every)).did(VocabularyTiles):
-            return
-        for (config,) in clearly_smaller(step, _head_to):
-            yield config
+        if _has_head(step.traced, step.front[0].choice):
+            for (config,) in clearly_smaller(step, _head_to):
+                yield config
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
-        for one in in_tiles(step.traced, step.front[-1:], _head_to, Room(enough)):
-            yield one.bytes, "logits are computed twice"
+        least = step.front[-1:]
+        if _has_head(step.traced, least[0].choice):
+            for one in in_tiles(step.traced, least, _head_to, Room(enough)):
+                yield one.bytes, "logits are computed twice"
 
     def unreached(self, step: SearchedStep, made: Rewritten) -> Sequence[str]:
         every = VocabularyTiles(limit=0)
@@ -139,6 +140,12 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
 
 def _head_to(limit: int) -> tuple[Any, ...]:
     return (VocabularyTiles(limit=limit),)
+
+
+def _has_head(step: TracedStep, choice: Choice) -> bool:
+    """Whether any number of blocks does something, before many are looked at."""
+    made = step.rewritten(choice.having(*_head_to(0)), ordered=False)
+    return made.did(VocabularyTiles)
 
 
 def _blocks_to(limit: int) -> tuple[Any, ...]:

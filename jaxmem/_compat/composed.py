@@ -1,12 +1,15 @@
-"""Primitives of our own that stand for several elementwise operations."""
+"""Primitives that stand for several operations: our own for words, and of others."""
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from jax.interpreters import mlir
 
-_FUNCTIONS: dict[Any, Callable] = {}
+from jaxmem._compat.avals import vary, varying_axes
+
+_FUNCTIONS: dict[Any, Callable] = {}  # what these primitives stand for
 
 
 def word_operation(name: str, function: Callable, operands: int) -> Callable:
@@ -31,9 +34,22 @@ def word_operation(name: str, function: Callable, operands: int) -> Callable:
     ad.defjvp_zero(made)
     mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=False))
     _FUNCTIONS[made] = function
-    return made.bind
+
+    def called(*words: Any) -> Any:
+        axes = varying_axes(*words)  # as functions of `lax` do under `shard_map`
+        return made.bind(*(vary(x, axes) for x in words))
+
+    return called
 
 
-def function_of(primitive) -> Callable | None:
-    """What a primitive of `word_operation` stands for; None for all others."""
-    return _FUNCTIONS.get(primitive)
+def expanded(eqn, args) -> list[Any] | None:
+    """Outputs of what stands for several operations, by these; or None.
+
+    Of what `operation` reads, and of what `word_operation` makes.
+    """
+    if function := _FUNCTIONS.get(eqn.primitive):
+        return [function(*args)]
+    whole = eqn.params.get("_prim")
+    if eqn.primitive.name != "call_hi_primitive" or whole is None:
+        return None
+    return jax.tree.leaves(whole.expand(*jax.tree.unflatten(whole.in_tree, args)))
