@@ -10,8 +10,9 @@ from jaxmem._compat.jaxprs import Var
 
 
 def varying_axes(*xs: Any) -> frozenset[str]:
-    """Mesh axes of a `shard_map` over which any of the arrays varies."""
-    return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
+    """Mesh axes of a `shard_map` over which any of the arrays or types varies."""
+    types = (x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x) for x in xs)
+    return frozenset().union(*(t.manual_axis_type.varying for t in types))
 
 
 def without_mesh(v):

@@ -1,9 +1,12 @@
 """A list of equations in the form in which regions are looked for.
 
 Calls are written out, every user of a mask makes it for itself, or unpacks it, and a
-barrier holds one array each, so that none ties arrays of different axes.
+barrier holds one array each, so that none ties arrays of different axes. What of that
+no region has taken is put together again: recomputation waits for its gradient.
 """
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from jax import lax
@@ -13,7 +16,7 @@ from jaxmem import _compat
 from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.placements.labels import draws_by_place
-from jaxmem.ir.scans import is_mask
+from jaxmem.ir.scans import is_mask, is_var
 from jaxmem.scheduling.tiling.masks import PACKED, made_by, with_private_masks
 
 
@@ -39,6 +42,39 @@ def _written_out(closed, keeps_barriers: bool):
         return jaxprs.evaluate(called(eqn), args, rule)
 
     return _compat.without_dead_code(jaxprs.rewritten(closed, rule))
+
+
+def with_whole_barriers(closed):
+    """The jaxpr in which barriers of one array each, side by side, are one barrier.
+
+    `prepared` undone, where no region has taken them.
+    """
+    jaxpr = jaxprs.split(closed)[0]
+    eqns = [eqn for group in _side_by_side(jaxpr.eqns) for eqn in group]
+    if len(eqns) == len(jaxpr.eqns):
+        return closed
+    return closed.replace(jaxpr=jaxpr.replace(eqns=eqns))
+
+
+def _side_by_side(eqns: list[Any]) -> Iterator[list[Any]]:
+    """The equations, barriers that stand side by side as one of each set of axes."""
+    for holds, group in groupby(eqns, primitives.is_barrier):
+        if not holds:
+            yield list(group)
+            continue
+        waiting: dict[frozenset[str], Any] = {}
+        for eqn in group:
+            made = {v for one in waiting.values() for v in one.outvars}
+            if made.intersection(filter(is_var, eqn.invars)):
+                yield list(waiting.values())
+                waiting = {}
+            axes = _compat.varying_axes(*(v.aval for v in eqn.invars))
+            if axes in waiting:
+                first = waiting[axes]
+                invars, outvars = first.invars + eqn.invars, first.outvars + eqn.outvars
+                eqn = first.replace(invars=invars, outvars=outvars)
+            waiting[axes] = eqn
+        yield list(waiting.values())
 
 
 def called(eqn) -> Any:

@@ -19,7 +19,7 @@ from jaxmem.scheduling.tiling.best import Asked, best
 from jaxmem.scheduling.tiling.list_regions import Found, ListRegions
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
-from jaxmem.scheduling.tiling.prepared import prepared
+from jaxmem.scheduling.tiling.prepared import prepared, with_whole_barriers
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 from jaxmem.scheduling.tiling.tiled_front import (
     UNCERTAIN,
@@ -174,7 +174,7 @@ class _Lists:
             regions = regions.tiled(chosen.region)
         if not found:
             return closed, tiles
-        ready = self._with_shared_draws(regions.graph.closed)
+        ready = self._put_together(regions.graph.closed)
         reached = (one.found.reaches(self.asked.limit) for one in found)
         if further and not all(reached):  # parts hold too much still
             ready, within = self._bodies(ready, _is_region, given, times, depth + 1)
@@ -185,9 +185,10 @@ class _Lists:
         make = lambda: ListRegions(prepared(closed, in_scan), self.target, given)
         return self.known.get(("regions", self.target, in_scan, given), (closed,), make)
 
-    def _with_shared_draws(self, closed):
-        run = lambda: with_shared_draws(closed)
-        return self.known.get("with shared draws", (closed,), run)
+    def _put_together(self, closed):
+        """The list without what `prepared` did to what is in no region."""
+        run = lambda: with_whole_barriers(with_shared_draws(closed))
+        return self.known.get("put together", (closed,), run)
 
     def _bodies(
         self,

@@ -14,7 +14,7 @@ from jaxmem.scheduling._rewritten import Rewritten
 from jaxmem.scheduling._searched import Front, SearchBound, Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.search.traced_step import TracedStep
-from jaxmem.scheduling.tiling.prepared import prepared
+from jaxmem.scheduling.tiling.prepared import prepared, with_whole_barriers
 from jaxmem.scheduling.tiling.tiled_front import (
     UNCERTAIN,
     Room,
@@ -88,7 +88,7 @@ class TileVocabulary(Searched[VocabularyTiles, VocabularyTile]):
 
     def apply(self, level: Level, rewrite: VocabularyTile):
         del level
-        return in_blocks(rewrite.jaxpr, rewrite.plan, rewrite.n)
+        return with_whole_barriers(in_blocks(rewrite.jaxpr, rewrite.plan, rewrite.n))
 
     def describe(self, rewrite: VocabularyTile, target: str) -> Description:
         eqn, plan, n = rewrite.product, rewrite.plan, rewrite.n
