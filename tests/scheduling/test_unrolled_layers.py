@@ -19,6 +19,7 @@ from jaxmem.scheduling.order.reductions import Reductions
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.bottlenecks import bottlenecks
 from jaxmem.scheduling.recompute.front import pareto_front
+from jaxmem.scheduling.recompute.gradient_ends import gradient_ends
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import space_of
 from jaxmem.scheduling.recompute.unrolled import Unrolled
@@ -29,6 +30,7 @@ from jaxmem.scheduling.recompute.unrolled_cut import (
     with_layer_inputs,
 )
 from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 
 LAYERS, ROWS, WIDTH = 3, 64, 128
 RATES = (math.inf, 1e12, 1e-3)
@@ -236,6 +238,39 @@ def test_the_front_counts_the_layer_that_is_there():
     found = unrolled_cut(pair, rate, "h100")
     there = max(map(pair.kept_on_device, made_together(pair, found)))
     assert front[-1].bytes >= there > 0
+
+
+def test_gradients_of_weights_end_where_no_other_needs_them():
+    program = closed()
+    ends = gradient_ends(JaxprGraph(program))
+    grads = program.jaxpr.outvars[1:]  # behind the loss
+    assert ends == set(grads) and len(grads) == 5 * LAYERS
+
+
+def test_a_layer_waits_for_the_gradients_of_the_one_behind_it():
+    made = rewritten(Recompute(1e-3), Unrolled(1e-3, False, 1)).jaxpr
+    held = set(behind_barriers(made))
+    ends = gradient_ends(JaxprGraph(made)) | set(made.jaxpr.outvars[1:])
+    makers = {v: e for e in made.jaxpr.eqns for v in e.outvars}
+    waited = [v for v in ends if primitives.is_barrier(makers[v])]
+    assert len(waited) >= 5 * (LAYERS - 1)
+    assert all(held.intersection(makers[v].invars) for v in waited)
+
+
+def test_products_that_give_gradients_are_not_put_off_to_the_end():
+    """What they read, 217 MiB of each layer, would be there until then."""
+
+    def temporaries(layers):
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            step, args = models.gradient(None, layers=layers)
+            program, out = jax.make_jaxpr(step, return_shape=True)(*args)
+        how = Unrolled(4.4e11, True, 1), VocabularyTiles(n=8)
+        made = rewrite(program, {}, None, Choice("h100", how))
+        run = lambda *args: made.run(jax.tree.leaves(args))
+        return jaxmem.estimate(run, *args, target="h100").temp_bytes
+
+    hidden = 16 * 512 * 4 * models.WIDTH * 2  # bytes of a feed-forward
+    assert temporaries(3) - temporaries(2) < 2 * hidden
 
 
 @pytest.mark.slow

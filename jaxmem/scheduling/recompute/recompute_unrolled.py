@@ -1,9 +1,7 @@
 """The pass that recomputes what unrolled layers keep, and its front."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from jaxmem.chips import is_gpu
 from jaxmem.ir import jaxprs
 from jaxmem.ir.dequantized import dequantizing
 from jaxmem.ir.graph import JaxprGraph
@@ -94,10 +92,9 @@ class RecomputeUnrolled(Searched[Unrolled, tuple[Pair, Cut]]):
 
 
 def _front_of(step: SearchedStep) -> Front:
-    # XLA:GPU has one kernel for a whole softmax, its sums included
-    space = replace(space_of_step(step), reductions=is_gpu(step.target))
     key = "front of unrolled layers", step.named, step.offload
-    return step.traced.known.get(key, (), lambda: pareto_front(space))
+    find = lambda: pareto_front(space_of_step(step))
+    return step.traced.known.get(key, (), find)
 
 
 def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:

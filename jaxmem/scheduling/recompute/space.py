@@ -142,4 +142,6 @@ def space_of(
     few = sum(pair.bytes for pair in written_out) <= stacked
     free = () if few else written_out
     branches = () if named else branches  # names are looked for in scans
-    return SearchSpace(scans, free, target, named, offload, waiting, branches)
+    # XLA:GPU has one kernel for a whole softmax, its sums included
+    sums = bool(free) and is_gpu(target)
+    return SearchSpace(scans, free, target, named, offload, waiting, branches, sums)

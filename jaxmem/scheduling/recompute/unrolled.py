@@ -21,6 +21,7 @@ from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.scans import barrier, is_mask, is_var
 from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.recompute.gradient_ends import gradient_ends
 from jaxmem.scheduling.recompute.minimum_cut import PricedBy, needed
 from jaxmem.scheduling.recompute.pair_rewrite import packed, unpacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
@@ -82,6 +83,9 @@ class Recomputed(Values):
     newest: Any = None  # the floating array of the backward pass that was made last
     # masks that are kept, in bits
     bits: dict[Any, Any] = field(default_factory=dict)
+    ends: set[Any] = field(default_factory=set)  # as of `gradient_ends`
+    # those that were made since the last barrier
+    ended: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "Recomputed":
@@ -90,7 +94,8 @@ class Recomputed(Values):
         together = {v: group for group in made_together(pair, found) for v in group}
         masks = {v for v in found.variables if is_mask(v)}
         how = {"kept": kept, "together": together, "masks": masks}
-        return cls(graph, graph.inputs(args), late=late_of(graph), **how)
+        how |= {"late": late_of(graph), "ends": gradient_ends(graph)}
+        return cls(graph, graph.inputs(args), **how)
 
     def apply(self, i: int) -> None:
         eqn = self.graph.eqns[i]
@@ -106,6 +111,7 @@ class Recomputed(Values):
         values = [self._newest(v) if is_var(v) else self.read(v) for v in eqn.invars]
         outs = _compat.bind(eqn, values)
         self.put(i, outs)
+        self.ended += [v for v in eqn.outvars if v in self.ends]
         floats = [v for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.floating)]
         self.newest = floats[0] if floats else self.newest
 
@@ -132,8 +138,8 @@ class Recomputed(Values):
     def _make(self, wanted: Sequence[Any], anchor) -> None:
         """These values once more, when `anchor` is there."""
         # Right before their first reader, behind a barrier that waits for what the
-        # reader's gradient depends on: else XLA would find that the values are there,
-        # and keep them.
+        # reader's gradient depends on, and for what is done of other gradients: else
+        # XLA would find that the values are there, and keep them.
         if not wanted:
             return
         eqns = needed(self.graph, wanted, {*self.kept, *self.recomputed})
@@ -149,8 +155,11 @@ class Recomputed(Values):
         if anchor is not None and held:
             # whoever reads the anchor does so behind the barrier: XLA drops from one
             # what nobody reads there
-            *values, self.env[anchor] = barrier([*known.values(), self.read(anchor)])
-            known = dict(zip(held, values, strict=True))
+            late = list(dict.fromkeys([anchor, *self.ended]))
+            values = barrier([*known.values(), *map(self.read, late)])
+            known = dict(zip(held, values, strict=False))
+            self.env.update(zip(late, values[len(held) :], strict=True))
+            self.ended = []
         known = {v: unpacked(v, x) if v in self.bits else x for v, x in known.items()}
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
         inner.recompute(eqns)

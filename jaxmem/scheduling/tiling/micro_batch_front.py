@@ -77,7 +77,7 @@ def in_micro_batches(
     if chosen is None:
         return []
     flat = _flat(chosen)
-    found = _with_peaks(chosen.part, flat)
+    found = _by_peaks(chosen, flat)
     if found[-1].bytes > room:
         found = with_tiles(chosen.part, flat, tiles_to, Room(room))
     found = list(map(chosen.candidate, found))
@@ -103,7 +103,7 @@ def in_least_seconds(
     for one in _numbers(step):
         if one.seconds + fastest >= least:
             break
-        found = list(map(one.candidate, _with_peaks(one.part, _flat(one))))
+        found = list(map(one.candidate, _by_peaks(one, _flat(one))))
         time = _seconds_within(found, room)
         if time < least:
             least, best = time, found
@@ -203,9 +203,16 @@ def _within(step: TracedStep, n: int, choice: Choice, **how: Any) -> Rewritten:
     return replace(made, records=(replace(first, rewrites=rewrites), *once))
 
 
-def _with_peaks(part: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates by the peaks predicted for the first and the last of them."""
-    ends = flat[-1], flat[0]
-    kept, peaks = [c.bytes for c in ends], [part.predicted(c.choice) for c in ends]
-    between = lambda one: round(float(np.interp(one.bytes, kept, peaks)))
-    return [replace(one, bytes=between(one)) for one in flat]
+def _by_peaks(one: _InParts, flat: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates by the peaks predicted for the first and the last of them.
+
+    First the one that recomputes nothing: what costs nothing by its price may still be
+    slower where nothing is in a scan, since the compiler fuses it otherwise.
+    """
+    ends, predicted = (flat[-1], flat[0]), one.part.predicted
+    kept, peaks = [c.bytes for c in ends], [predicted(c.choice) for c in ends]
+    between = lambda c: round(float(np.interp(c.bytes, kept, peaks)))
+    found = [replace(c, bytes=between(c)) for c in flat]
+    if found[0].seconds < 0 or found[0].bytes >= one.bytes:
+        return found
+    return [Candidate(Choice(one.part.target), one.bytes, 0.0), *found]
