@@ -390,7 +390,12 @@ def test_a_map_that_is_differentiated_outside_keeps_its_loss_in_the_first(loss):
     mesh = jax.make_mesh(
         (4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]
     )
-    shards = lambda *args: jax.lax.pmean(loss(*args), "x")
+
+    def shards(p, x, labels):
+        layer = lambda x, w: (jnp.sin(x @ w), None)
+        x, _ = jax.lax.scan(layer, x, p["layers"])
+        return jax.lax.pmean(loss(p, x, labels), "x")
+
     mapped = jax.shard_map(
         shards, mesh=mesh, in_specs=(whole, rows, rows), out_specs=whole
     )
@@ -399,7 +404,8 @@ def test_a_map_that_is_differentiated_outside_keeps_its_loss_in_the_first(loss):
         of = lambda p, x: jax.tree.leaves(mapped(p, x, labels))[0] ** 2
         return jax.value_and_grad(of, argnums=(0, 1))(p, x)
 
-    args = example("float32")
+    p, *others = example("float32")
+    args = {**p, "layers": jnp.stack([p["w"][:, :WIDTH]] * 2)}, *others
     run, _ = tiled(step, args, VocabularyTiles(n=4))
     got, want = jax.jit(lambda *args: (run(*args), step(*args)))(*args)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
