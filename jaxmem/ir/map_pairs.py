@@ -167,7 +167,7 @@ class MapHalves:
     @property
     def are_apart(self) -> bool:
         """Whether the first map can be done before what comes from outside is there."""
-        # a loop may do a part of the forward pass together with one of the backward pass
+        # a loop may do a part of the forward pass together with the backward one
         arguments = self.graph.arguments
         made = [*_variables(self._outs(first=True)), *self.left]
         own = arguments[len(self.pair.forward.invars) :]
