@@ -164,6 +164,15 @@ class MapHalves:
         """Bytes of that, on one device."""
         return sum(map(size_of, self.left))
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether the first map can be done before what comes from outside is there."""
+        # a loop may do a part of the forward pass together with the backward one
+        arguments = self.graph.arguments
+        made = [*_variables(self._outs(first=True)), *self.left]
+        own = arguments[len(self.pair.forward.invars) :]
+        return self._read(set(arguments), made).isdisjoint(own)
+
     @cached_property
     def _lifted(self) -> list[PartitionSpec]:
         # as JAX hands a residual on

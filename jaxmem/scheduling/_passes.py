@@ -287,12 +287,15 @@ def _map_pairs(graph: JaxprGraph) -> list[MapPair]:
 
 
 def _halves(pair: MapPair, rewritten: Callable, known: Remembered) -> MapHalves | None:
-    """The two `shard_map`s after the passes over both; None if they leave no less."""
+    """The two `shard_map`s after the passes over both.
+
+    None if they leave no less, or if the first one would need what comes after it.
+    """
     closed = inside_of(pair.joined, lambda body: rewritten(_flat(body, known)))
     if jaxprs.split(closed)[1]:  # of the trace of the map: elsewhere they mean nothing
         return None
     halves = MapHalves(pair, JaxprGraph(closed))
-    return halves if halves.bytes < pair.bytes else None
+    return halves if halves.are_apart and halves.bytes < pair.bytes else None
 
 
 def _chained(lists) -> list[Any]:

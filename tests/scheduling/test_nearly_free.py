@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -85,3 +86,21 @@ def test_what_takes_longer_once_compiled_is_not_taken(slower, monkeypatch):
     plan = jaxmem.schedule(step, **how).plan(*args)
     assert bool(blocks(plan)) == (slower == 1.0)
     assert slower == 1.0 or len(limits(plan)) == 1
+
+
+def test_a_step_that_its_compiler_refuses_is_put_in_as_many_blocks_as_fit(monkeypatch):
+    """Nothing is known of its seconds, and what can run takes no longer."""
+    made, most = driver.trial_of, TOKENS * WORDS
+
+    def trial_of(choice, report, *args, **kwargs):
+        limit = choice.get(VocabularyTiles).limit
+        fits = limit is not None and limit < most
+        return made(choice, report if fits else None, *args, **kwargs)
+
+    monkeypatch.setattr(driver, "trial_of", trial_of)
+    step, args = gradient(WORDS, layers=3)
+    plan = jaxmem.schedule(step, target="h100", cache=False).plan(*args)
+    assert limits(plan)[0] >= most > limits(plan)[-1]
+    assert all(math.isinf(t.peak) for t in plan.tried[: -len(limits(plan)) + 1])
+    assert blocks(plan)
+    assert plan.scheduled.peak_bytes in [t.peak for t in plan.tried]

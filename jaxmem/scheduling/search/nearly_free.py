@@ -35,11 +35,14 @@ class NearlyFree:
         plain = replace(best.choice, unchanged=False)
         start = Candidate(plain, self.step.traced.predicted(plain), best.seconds)
         step = replace(self.step, front=[start, *front])
-        for one in self.passes if best.step_seconds is not None else ():
+        refused = math.isinf(best.peak)  # it cannot run: what can takes no longer
+        for one in self.passes if refused or best.step_seconds is not None else ():
             last = best
             for config in one.nearly_free(step):
                 trial = yield Ask(plain.having(config))
-                other = last if front else best
+                if math.isinf(trial.peak) and math.isinf(last.peak):
+                    continue  # so many blocks are not enough
+                other = last if front or refused else best
                 if trial.peak >= last.peak or self._costs_more(trial, other, front):
                     break  # each of them takes longer than the one before
                 found.append(trial)

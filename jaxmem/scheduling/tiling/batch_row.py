@@ -25,7 +25,7 @@ from jaxmem.scheduling.tiling.batch import Batch
 
 def row_of(batch: Batch, target: str) -> TiledRegion:
     """The row of a step whose examples run in parts."""
-    largest = max(_in_parts(batch), key=size_of)
+    largest = max(made_in_parts(batch), key=size_of)
     before, after = held(batch)
     return TiledRegion(
         largest.aval.shape,
@@ -93,7 +93,7 @@ def _most(closed, known: Propagation, n: int, shardings: Shardings) -> float:
     return (profile + _inside(graph.eqns, known, n, shardings)).max(initial=0.0)
 
 
-def _in_parts(batch: Batch) -> Iterator[Any]:
+def made_in_parts(batch: Batch) -> Iterator[Any]:
     """Variables of which a part at a time is there, those of bodies too."""
     _, kept = batch.frontier()
     yield from (v for v in _cut(batch.graph.eqns, batch) if v not in kept)

@@ -12,6 +12,7 @@ from jaxmem.scheduling._choice import Count
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.tiling.batch import Batch, find
 from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
+from jaxmem.scheduling.tiling.batch_row import made_in_parts
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,11 @@ def batch_in(level: Level, config: MicroBatches) -> Batch | str | None:
     jaxpr = jaxprs.split(level.jaxpr)[0]
     if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
         return None
-    return find(level.jaxpr, config.n, _given(level), _shardings(level))
+    found = find(level.jaxpr, config.n, _given(level), _shardings(level))
+    if isinstance(found, Batch) and next(made_in_parts(found), None) is None:
+        # as where a scan over micro-batches would be cut into shorter ones
+        return "nothing that it makes would be smaller"
+    return found
 
 
 def left_whole(level: Level, config: MicroBatches) -> Iterator[str]:

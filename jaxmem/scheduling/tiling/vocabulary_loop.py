@@ -339,6 +339,6 @@ class _Block:
         most, where = self.sums[i]
         (at,) = _compat.bind(eqn, args)
         new = lax.reduce_max(args[0], eqn.params["axes"])
-        ahead = new > most
+        ahead = ~(new <= most) & ~jnp.isnan(most)  # as `argmax`: NaN is the greatest
         at = at + self.start.astype(at.dtype)
         return jnp.where(ahead, new, most), jnp.where(ahead, at, where)

@@ -192,6 +192,24 @@ def test_sums_of_other_shapes_are_no_gradients():
     assert "no gradient is a sum over it" in note
 
 
+def accumulated(w, x, y):
+    """The micro-batches of a user's own loop."""
+
+    def body(sums, xy):
+        return jax.tree.map(jnp.add, sums, jax.value_and_grad(scanned)(w, *xy)), None
+
+    value, g = lax.scan(body, (jnp.zeros(()), jnp.zeros_like(w)), (x, y))[0]
+    return w - RATE * g, value
+
+
+def test_a_loop_over_micro_batches_is_not_cut_into_shorter_ones():
+    x, y = (jnp.stack([z] * 2 * PARTS) for z in data())
+    done = rewritten(accumulated, (weights(), x, y), MicroBatches(PARTS))
+    assert not batch_loops(done)
+    (note,) = [note for note in done.notes if "micro-batches" in note]
+    assert "nothing that it makes would be smaller" in note
+
+
 # -- where examples meet
 
 

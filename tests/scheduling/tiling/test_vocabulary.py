@@ -201,6 +201,22 @@ def test_the_most_likely_word_is_found_in_the_blocks():
     assert largest(done.jaxpr) < TOKENS * WORDS
 
 
+def test_a_logit_that_is_no_number_is_the_most_likely_word():
+    """As for `argmax`, wherever the blocks of it and of the largest logit are."""
+
+    def step(p, x):
+        logits = logits_of(p, x)
+        return jax.nn.log_softmax(logits).sum(-1), logits.argmax(-1)
+
+    p, x, _ = example("float32")
+    for words in ([40], [100, 70], [0, 130]):
+        b = p["b"].at[3].set(9).at[90].set(9).at[jnp.asarray(words)].set(jnp.nan)
+        args = {**p, "b": b}, x
+        run, done = tiled(step, args, VocabularyTiles(n=4))
+        assert done.did(VocabularyTiles)
+        assert (jax.jit(run)(*args)[1] == min(words)).all()
+
+
 def along(logp, labels, **how):
     return jnp.take_along_axis(logp, labels[:, None], -1, **how)[:, 0]
 
@@ -365,6 +381,36 @@ def test_a_device_does_its_own_tokens_in_blocks(check_vma):
     )
     done = check(step, example("float32"), 4, WORDS * EPS["float32"])
     assert largest(done.jaxpr) == WIDTH * WORDS
+
+
+@pytest.mark.parametrize("loss", [log_softmax, integer_labels, with_accuracy])
+def test_a_map_that_is_differentiated_outside_keeps_its_loss_in_the_first(loss):
+    """One loop would do it together with the gradients, which come after it."""
+    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("x")
+    mesh = jax.make_mesh(
+        (4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]
+    )
+
+    def shards(p, x, labels):
+        layer = lambda x, w: (jnp.sin(x @ w), None)
+        x, _ = jax.lax.scan(layer, x, p["layers"])
+        return jax.lax.pmean(loss(p, x, labels), "x")
+
+    mapped = jax.shard_map(
+        shards, mesh=mesh, in_specs=(whole, rows, rows), out_specs=whole
+    )
+
+    def step(p, x, labels):
+        of = lambda p, x: jax.tree.leaves(mapped(p, x, labels))[0] ** 2
+        return jax.value_and_grad(of, argnums=(0, 1))(p, x)
+
+    p, *others = example("float32")
+    args = {**p, "layers": jnp.stack([p["w"][:, :WIDTH]] * 2)}, *others
+    run, _ = tiled(step, args, VocabularyTiles(n=4))
+    got, want = jax.jit(lambda *args: (run(*args), step(*args)))(*args)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        most = WORDS * EPS["float32"] * float(jnp.abs(w).max())
+        np.testing.assert_allclose(g, w, rtol=0, atol=most)
 
 
 def test_what_is_sharded_along_the_vocabulary_by_its_type():
