@@ -77,7 +77,7 @@ def test_tiles_alone():
     found = plan(100, 38, tiles=(tile(50, seconds=2e-3), tile(20)))
     assert head(found) == [
         "h100: peak 100 MiB -> 38.0 MiB (62 % less)",
-        "in tiles: up to 50.0 MiB less while running, 2 regions, about 2 ms longer",
+        "in tiles: up to 50.0 MiB less while running, 2 regions, about 2 ms more work",
     ]
 
 
@@ -108,9 +108,7 @@ def test_each_pass_in_the_order_of_its_bytes():
         "released",
         "in tiles",
     ]
-    want = (
-        "recomputed: 16.0 MiB of residuals, 1 operation, 2e+09 flops, about 3 ms longer"
-    )
+    want = "recomputed: 16.0 MiB of residuals, 1 operation, 2e+09 flops, about 3 ms more work"
     assert want in head(found)
 
 

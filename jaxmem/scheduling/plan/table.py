@@ -18,7 +18,7 @@ from jaxmem.scheduling.plan.text import (
     done,
     fits,
     headline,
-    longer,
+    more_work,
     remarks,
 )
 
@@ -66,7 +66,9 @@ def rows(plan: PlanData) -> Iterator[tuple[str, ...]]:
         what = "recomputed" if r.bytes > 0 else "kept instead"
         yield what, format_bytes(abs(r.bytes)), array_text(r), r.path, r.how
     for r in plan.recomputed:
-        cost = ", ".join(filter(None, (count_of(r.times, "time"), longer(r.seconds))))
+        cost = ", ".join(
+            filter(None, (count_of(r.times, "time"), more_work(r.seconds)))
+        )
         yield f"recomputed {r.operation}", "", array_text(r), r.path, cost
     for r in plan.tiles:
         where = ", ".join(filter(None, (r.path, r.line)))
@@ -85,4 +87,4 @@ def regions(tiles: Sequence[TiledRegion]) -> list[str]:
 def _tiles_of(r: TiledRegion) -> str:
     over = f"axis {r.axis}" if r.axis.isdigit() else r.axis
     often = count_of(r.times, "time") if r.times > 1 else ""
-    return ", ".join(filter(None, (f"{r.n} over {over}", often, longer(r.seconds))))
+    return ", ".join(filter(None, (f"{r.n} over {over}", often, more_work(r.seconds))))

@@ -89,7 +89,7 @@ def _kept_less(plan: PlanData) -> Iterator[Line]:
         count = count_of(sum(g.released for g in plan.gradients), "array")
         yield size, f"released: {format_bytes(size)} of gradients, {count}"
     size = plan.residual_bytes - plan.offloaded_bytes
-    time = longer(plan.recomputed_seconds)
+    time = more_work(plan.recomputed_seconds)
     if size > 0 or plan.recomputed:
         kept = f"{format_bytes(size)} of residuals" if size > 0 else ""
         count = count_of(len(plan.recomputed), "operation") if plan.recomputed else ""
@@ -117,7 +117,7 @@ def _in_parts(plan: PlanData) -> Iterator[Line]:
             continue
         count = "" if rows is whole else count_of(len(rows), "region")
         less = f"up to {format_bytes(size)} less while running" if size > 0 else ""
-        time = longer(sum(row.seconds for row in rows))
+        time = more_work(sum(row.seconds for row in rows))
         yield size, f"{name}: {', '.join(filter(None, (less, count, time)))}"
 
 
@@ -126,9 +126,11 @@ def count_of(number: int, what: str) -> str:
     return f"{number} {what}" + ("s" if number != 1 else "")
 
 
-def longer(seconds: float) -> str:
-    """How much longer a step takes; empty where it rounds to nothing."""
-    return f"about {1e3 * seconds:.3g} ms longer" if seconds >= _SHORT else ""
+def more_work(seconds: float) -> str:
+    """What operations add by their own seconds; empty where it rounds to nothing."""
+    # no more is known of one choice alone: what it does not write and read again may
+    # save as much, and the seconds of the compiled step have both
+    return f"about {1e3 * seconds:.3g} ms more work" if seconds >= _SHORT else ""
 
 
 def remarks(plan: PlanData) -> Iterator[str]:
