@@ -108,8 +108,8 @@ def test_each_pass_in_the_order_of_its_bytes():
         "released",
         "in tiles",
     ]
-    want = "recomputed: 16.0 MiB of residuals, 1 operation, 2e+09 flops, about 3 ms more work"
-    assert want in head(found)
+    want = "recomputed: 16.0 MiB of residuals, 1 operation, 2e+09 flops"
+    assert f"{want}, about 3 ms more work" in head(found)
 
 
 def test_nothing_to_do():

@@ -273,6 +273,19 @@ def test_products_that_give_gradients_are_not_put_off_to_the_end():
     assert temporaries(3) - temporaries(2) < 2 * hidden
 
 
+def test_a_budget_of_the_plain_peak_buys_what_may_be_faster():
+    """Not the plain step alone, which fits as well."""
+    args = arguments()
+    how = {"target": "h100", "donate_argnums": (), "cache": False}
+    budget = jaxmem.estimate(step, *args, target="h100").peak_bytes
+    plan = jaxmem.schedule(step, budget, **how).plan(*args)
+    tried = [t.choice for t in plan.tried]
+    assert any(choice.get(Unrolled).rate == math.inf for choice in tried)
+    free = jaxmem.schedule(step, **how).plan(*args)
+    assert plan.scheduled.seconds <= free.scheduled.seconds
+    assert plan.scheduled.peak_bytes <= budget
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", (models.BERT, models.GPT), ids=("bert", "gpt"))
 def test_never_behind_a_checkpoint_round_each_layer(kind, tmp_path, monkeypatch):

@@ -2,8 +2,8 @@
 
 A product that gives the gradient of a weight is read by nobody in the backward pass, so
 XLA may put it off, and what it reads of each layer stays: in a BERT of twelve layers
-1.3 GiB, at the end of the step. What is recomputed for a layer waits for those of the
-layer behind it.
+1.3 GiB, at the end of the step. A layer whose products are computed again waits for
+those of the layer behind it.
 """
 
 from jaxmem.ir import primitives

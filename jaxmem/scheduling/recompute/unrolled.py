@@ -135,6 +135,14 @@ class Recomputed(Values):
                 return v
         return self.newest
 
+    def _to_wait_for(self, again: Sequence[int]) -> list[Any]:
+        """Gradients that are done by now, where products are computed again."""
+        # elementwise operations alone do not take the bytes that these would free
+        if not any(primitives.is_product(self.graph.eqns[i]) for i in again):
+            return []
+        ended, self.ended = self.ended, []
+        return ended
+
     def _make(self, wanted: Sequence[Any], anchor) -> None:
         """These values once more, when `anchor` is there."""
         # Right before their first reader, behind a barrier that waits for what the
@@ -155,11 +163,10 @@ class Recomputed(Values):
         if anchor is not None and held:
             # whoever reads the anchor does so behind the barrier: XLA drops from one
             # what nobody reads there
-            late = list(dict.fromkeys([anchor, *self.ended]))
+            late = list(dict.fromkeys([anchor, *self._to_wait_for(eqns)]))
             values = barrier([*known.values(), *map(self.read, late)])
             known = dict(zip(held, values, strict=False))
             self.env.update(zip(late, values[len(held) :], strict=True))
-            self.ended = []
         known = {v: unpacked(v, x) if v in self.bits else x for v, x in known.items()}
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
         inner.recompute(eqns)

@@ -46,8 +46,8 @@ class NearlyFree:
                 if trial.peak >= last.peak or self._costs_more(trial, other, front):
                     break  # each of them takes longer than the one before
                 found.append(trial)
-                if trial.peak <= self.trials.limit < math.inf:
-                    break
+                if trial.peak <= self.trials.limit < best.peak:
+                    break  # it fits, which the best did not
                 last = trial
         return found
 

@@ -236,6 +236,9 @@ class Strategy:
         yield Ask(self._plain, ahead=True)  # it is compiled while others are looked at
         free = [config for one, config in self._free if not one.is_vain(self.step)]
         yield from self._compiled([self._plain, *map(self._plain.having, free)])
+        if self.trials[self._plain].peak <= self.trials.limit:
+            for _, config in self._free:  # any of them may be faster
+                yield Ask(self._plain.having(config))
 
     def _front(self) -> Front:
         """Where the search starts; first what is best of what costs nothing."""
