@@ -190,7 +190,8 @@ class _BudgetRun:
         """Whether it saves time worth a compile, if it is off as its like are."""
         one = self.asked.candidates[i]
         late = one.seconds + self.asked.slack
-        return not self._is_slower(self._choice(one), late, best)
+        own = self.tried[len(self.asked.tried) :]
+        return not _is_slower(late, self._like(self._choice(one)) or own, best)
 
     def _peak(self, i: int) -> Search[float]:
         known, candidate = self.peaks.known, self.asked.candidates[i]
@@ -205,7 +206,7 @@ class _BudgetRun:
     ) -> Search[float]:
         best = best_of(self.tried, self.asked.budget)
         if best is not None:
-            late = self._is_slower(choice, seconds, best)
+            late = _is_slower(seconds, self._like(choice), best)
             if late or self._is_enough(seconds, best):
                 raise _Enough
         self.tried.append((yield Ask(choice, seconds, expected)))
@@ -218,14 +219,10 @@ class _BudgetRun:
             return over >= 0
         return best.seconds - seconds <= _WORTH * best.step_seconds
 
-    def _is_slower(self, choice: Choice, seconds: float, best: ReportedTrial) -> bool:
-        """Whether it takes longer than the best, if it is off as its like are."""
+    def _like(self, choice: Choice) -> list[ReportedTrial]:
+        """What was compiled here and asks the same passes for something."""
         own = self.tried[len(self.asked.tried) :]
-        like = [t for t in own if _kinds(t.choice) == _kinds(choice)]
-        off = [t.step_seconds - t.seconds for t in like if t.step_seconds is not None]
-        if best.step_seconds is None or not off:
-            return False
-        return seconds + min(off) > best.step_seconds
+        return [t for t in own if _kinds(t.choice) == _kinds(choice)]
 
     def _in_few_layers(self, low: int) -> Search[None]:
         """Candidate `low` in as few layers as will do, in the others one above."""
@@ -242,6 +239,16 @@ class _BudgetRun:
         )
         about = (peaks.expected(above), peaks.known[low]), asked.budget, asked.slack
         yield from in_few_layers(between, *about, compiled)
+
+
+def _is_slower(
+    seconds: float, like: Sequence[ReportedTrial], best: ReportedTrial
+) -> bool:
+    """Whether it takes longer than the best, if it is off as its like are."""
+    off = [t.step_seconds - t.seconds for t in like if t.step_seconds is not None]
+    if best.step_seconds is None or not off:
+        return False
+    return seconds + min(off) > best.step_seconds
 
 
 def _kinds(choice: Choice) -> set[type]:

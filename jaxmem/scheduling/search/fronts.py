@@ -22,6 +22,7 @@ from jaxmem.scheduling.search.asks import Search
 from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.peaks import Peaks, known_peaks
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
+from jaxmem.scheduling.search.traced_step import ENOUGH
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
 # Compiles for one budget, once something fits: what users wait for, and no measurement.
@@ -172,7 +173,7 @@ class Fronts:
         most = max(most, len(self.trials.tried) + _KEPT)
         traced = self.step.traced
         own = best.step_seconds or traced.own_seconds()
-        gain = max(traced.slack(), one.margin * own)
+        gain = max(traced.slack(), max(ENOUGH, one.margin) * own)
         bound = self._bound(self.trials.limit, self._at_most(best) - gain)
         least = self.step.front[0].seconds
         front = one.candidates(self.step, bound) if bound.seconds > least else ()
