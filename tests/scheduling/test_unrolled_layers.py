@@ -12,6 +12,8 @@ import jaxmem
 from benchmarks.models import unrolled as models
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.graph import JaxprGraph, late_of
+from jaxmem.ir.propagation import shardings_in
+from jaxmem.ir.shards import Shardings, of_shardings
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.order.ordered import OperationOrder
@@ -242,15 +244,24 @@ def test_the_front_counts_the_layer_that_is_there():
 
 def test_gradients_of_weights_end_where_no_other_needs_them():
     program = closed()
-    ends = gradient_ends(JaxprGraph(program))
+    ends = gradient_ends(JaxprGraph(program), Shardings())
     grads = program.jaxpr.outvars[1:]  # behind the loss
     assert ends == set(grads) and len(grads) == 5 * LAYERS
+
+
+def test_gradients_that_devices_add_up_are_not_waited_for():
+    program = closed()
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    by_rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    count = len(jax.tree.leaves(arguments()[0]))
+    given = of_shardings(program, [None] * count + [by_rows, None])
+    assert not gradient_ends(JaxprGraph(program), shardings_in(program, given))
 
 
 def test_a_layer_waits_for_the_gradients_of_the_one_behind_it():
     made = rewritten(Recompute(1e-3), Unrolled(1e-3, False, 1)).jaxpr
     held = set(behind_barriers(made))
-    ends = gradient_ends(JaxprGraph(made)) | set(made.jaxpr.outvars[1:])
+    ends = gradient_ends(JaxprGraph(made), Shardings()) | set(made.jaxpr.outvars[1:])
     makers = {v: e for e in made.jaxpr.eqns for v in e.outvars}
     waited = [v for v in ends if primitives.is_barrier(makers[v])]
     assert len(waited) >= 5 * (LAYERS - 1)

@@ -7,16 +7,19 @@ those of the layer behind it.
 """
 
 from jaxmem.ir import primitives
+from jaxmem.ir.communication import sent
 from jaxmem.ir.graph import JaxprGraph, is_transposed
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Shardings
 from jaxmem.ir.types import Var
 
 
-def gradient_ends(graph: JaxprGraph) -> set[Var]:
+def gradient_ends(graph: JaxprGraph, shardings: Shardings) -> set[Var]:
     """Products and sums of the backward pass that no other one needs, as they leave it.
 
     Moved and cast as its last equations do: a product writes what it gives in the
-    layout that these ask for.
+    layout that these ask for. Not those that devices add up: they are sent while the
+    next layers are computed.
     """
     ends: set[Var] = set()
     needed: set[Var] = set()  # by such a product or sum
@@ -24,7 +27,8 @@ def gradient_ends(graph: JaxprGraph) -> set[Var]:
         needs = any(v in needed for v in eqn.outvars)
         sums = primitives.is_product(eqn) or primitives.is_reduction(eqn)
         if sums and is_transposed(eqn):
-            ends.update(_last(graph, v) for v in eqn.outvars if not needs)
+            if not needs and not sent(eqn, shardings):
+                ends.update(_last(graph, v) for v in eqn.outvars)
             needs = True
         if needs:
             needed.update(filter(is_var, eqn.invars))

@@ -94,7 +94,7 @@ class Recomputed(Values):
         together = {v: group for group in made_together(pair, found) for v in group}
         masks = {v for v in found.variables if is_mask(v)}
         how = {"kept": kept, "together": together, "masks": masks}
-        how |= {"late": late_of(graph), "ends": gradient_ends(graph)}
+        how |= {"late": late_of(graph), "ends": gradient_ends(graph, pair.inside())}
         return cls(graph, graph.inputs(args), **how)
 
     def apply(self, i: int) -> None:
