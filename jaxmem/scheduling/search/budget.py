@@ -19,7 +19,13 @@ from jaxmem.scheduling._searched import Between, Candidate
 from jaxmem.scheduling.search.asks import Ask, Search, foreseen
 from jaxmem.scheduling.search.layers import in_few_layers
 from jaxmem.scheduling.search.peaks import Peaks, known_peaks
-from jaxmem.scheduling.search.result import ReportedTrial, best_of, by_peak, unreachable
+from jaxmem.scheduling.search.result import (
+    ReportedTrial,
+    best_of,
+    by_peak,
+    least_off,
+    unreachable,
+)
 from jaxmem.scheduling.search.traced_step import OFF
 
 # Compiles for candidates above the first that was found to fit: by halves, 64 of them.
@@ -190,8 +196,8 @@ class _BudgetRun:
         """Whether it saves time worth a compile, if it is off as its like are."""
         one = self.asked.candidates[i]
         late = one.seconds + self.asked.slack
-        own = self.tried[len(self.asked.tried) :]
-        return not _is_slower(late, self._like(self._choice(one)) or own, best)
+        like = self._like(self._choice(one)) or self._own
+        return not _takes_longer(late, like, best)
 
     def _peak(self, i: int) -> Search[float]:
         known, candidate = self.peaks.known, self.asked.candidates[i]
@@ -207,7 +213,7 @@ class _BudgetRun:
         best = best_of(self.tried, self.asked.budget)
         if best is not None:
             like = self._like(choice)
-            late = _is_slower(seconds, like, best)
+            late = _takes_longer(seconds, like, best)
             if late or self._is_enough(seconds, like, best):
                 raise _Enough
         self.tried.append((yield Ask(choice, seconds, expected)))
@@ -222,12 +228,16 @@ class _BudgetRun:
             return over >= 0
         # off as its like are, or else as the best is
         enough = _WORTH * best.step_seconds
-        return _is_slower(seconds + enough, like or [best], best)
+        return _takes_longer(seconds + enough, like or [best], best)
+
+    @property
+    def _own(self) -> list[ReportedTrial]:
+        """What was compiled here."""
+        return self.tried[len(self.asked.tried) :]
 
     def _like(self, choice: Choice) -> list[ReportedTrial]:
-        """What was compiled here and asks the same passes for something."""
-        own = self.tried[len(self.asked.tried) :]
-        return [t for t in own if _kinds(t.choice) == _kinds(choice)]
+        """Of that, what asks the same passes for something."""
+        return [t for t in self._own if _kinds(t.choice) == _kinds(choice)]
 
     def _in_few_layers(self, low: int) -> Search[None]:
         """Candidate `low` in as few layers as will do, in the others one above."""
@@ -246,14 +256,14 @@ class _BudgetRun:
         yield from in_few_layers(between, *about, compiled)
 
 
-def _is_slower(
+def _takes_longer(
     seconds: float, like: Sequence[ReportedTrial], best: ReportedTrial
 ) -> bool:
     """Whether it takes longer than the best, if it is off as its like are."""
-    off = [t.step_seconds - t.seconds for t in like if t.step_seconds is not None]
-    if best.step_seconds is None or not off:
+    off = least_off(like)
+    if best.step_seconds is None or off is None:
         return False
-    return seconds + min(off) > best.step_seconds
+    return seconds + off > best.step_seconds
 
 
 def _kinds(choice: Choice) -> set[type]:

@@ -21,7 +21,7 @@ from jaxmem.scheduling._searched import (
 from jaxmem.scheduling.search.asks import Search
 from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.peaks import Peaks, known_peaks
-from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
+from jaxmem.scheduling.search.result import BudgetError, ReportedTrial, least_off
 from jaxmem.scheduling.search.traced_step import ENOUGH
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
@@ -173,7 +173,7 @@ class Fronts:
         most = max(most, len(self.trials.tried) + _KEPT)
         traced = self.step.traced
         own = best.step_seconds or traced.own_seconds()
-        gain = max(traced.slack(), max(ENOUGH, one.margin) * own)
+        gain = max(traced.slack(), ENOUGH * own, one.margin * own)
         bound = self._bound(self.trials.limit, self._at_most(best) - gain)
         least = self.step.front[0].seconds
         front = one.candidates(self.step, bound) if bound.seconds > least else ()
@@ -189,11 +189,10 @@ class Fronts:
 
         Compiled steps are off from their predictions by as much as one of them is.
         """
-        if best.step_seconds is None:
+        off = least_off(self.trials.tried)
+        if best.step_seconds is None or off is None:
             return best.seconds
-        times = ((t.step_seconds, t.seconds) for t in self.trials.tried)
-        off = (step - predicted for step, predicted in times if step is not None)
-        return best.step_seconds - min(off)
+        return best.step_seconds - off
 
     def _above_prediction(self) -> float:
         """Bytes that the plain step took above its predicted peak."""

@@ -1,7 +1,7 @@
 """What a search for a budget tries, finds, or cannot reach."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,16 @@ def by_time(trials: Sequence[Trial]) -> Callable[[Trial], tuple[float, float]]:
     if not _timed(trials):
         return lambda t: (t.seconds, t.peak)
     return lambda t: (math.inf if t.step_seconds is None else t.step_seconds, t.peak)
+
+
+def least_off(trials: Iterable[Trial]) -> float | None:
+    """Seconds that compiled steps take above their predictions, at the least.
+
+    None where the seconds of none are known.
+    """
+    times = ((t.step_seconds, t.seconds) for t in trials)
+    off = (step - predicted for step, predicted in times if step is not None)
+    return min(off, default=None)
 
 
 def is_slower(one: ReportedTrial, other: ReportedTrial, slack: float) -> bool:

@@ -72,9 +72,8 @@ class Strategy:
         and what recomputes only where it is faster than what does not.
         """
         given, fronts = replace(self._plain, unchanged=True), self._faster()
-        free = [self._plain.having(config) for _, config in self._free]
         firsts = [front[0].choice for front in fronts]
-        yield from self._compiled([self._plain, *free, *firsts, given])
+        yield from self._compiled([self._plain, *self._at_no_cost, *firsts, given])
         faster = [*firsts, *(yield from self._second(fronts))]
         own = self.trials[given]
         tried = self._no_slower(own, faster)
@@ -92,7 +91,7 @@ class Strategy:
     ) -> list[ReportedTrial]:
         """What was compiled, the best first; `faster`: choices that have to be."""
         tried = sorted(self.trials.tried, key=by_peak_and_time(self.trials.tried))
-        free = [self._plain.having(config) for _, config in self._free]
+        free = self._at_no_cost
         worse = lambda t: t.choice in free and is_slower(t, own, self._slack)
         tried = [t for t in tried if not worse(t)]
         first = next(t for t in tried if t.choice not in faster)
@@ -187,6 +186,11 @@ class Strategy:
         """Configurations that cost nothing."""
         return [(one, c) for one in self.passes for c in one.free(self.step)]
 
+    @property
+    def _at_no_cost(self) -> list[Choice]:
+        """The step under each of them alone."""
+        return [self._plain.having(config) for _, config in self._free]
+
     def _faster(self) -> list[Front]:
         """Where what takes less time than to keep all starts, if anything does."""
         if self.step.named:
@@ -237,8 +241,8 @@ class Strategy:
         free = [config for one, config in self._free if not one.is_vain(self.step)]
         yield from self._compiled([self._plain, *map(self._plain.having, free)])
         if self.trials[self._plain].peak <= self.trials.limit:
-            for _, config in self._free:  # any of them may be faster
-                yield Ask(self._plain.having(config))
+            for choice in self._at_no_cost:  # any of them may be faster
+                yield Ask(choice)
 
     def _front(self) -> Front:
         """Where the search starts; first what is best of what costs nothing."""

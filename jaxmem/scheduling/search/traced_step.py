@@ -26,7 +26,7 @@ from jaxmem.scheduling.predict.operations import (
 )
 from jaxmem.scheduling.predict.tpu import is_tpu
 
-# Of the seconds of the step's own products: less is not worth another compile.
+# Of the seconds of the step, or of its own products: less is not worth another compile.
 ENOUGH = 0.01
 # How far a predicted peak may be above the compiled one: that of one step in 88 of
 # `benchmarks.predict` is further above, by 0.6 %.
