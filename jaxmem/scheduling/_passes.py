@@ -35,6 +35,7 @@ from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
+from jaxmem.scheduling.sums.two_steps import SumInTwoSteps
 from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
 from jaxmem.scheduling.tiling.run_in_micro_batches import RunInMicroBatches
 from jaxmem.scheduling.tiling.tiles import TileRegions
@@ -61,6 +62,7 @@ PASSES: tuple[Pass, ...] = (
     RaggedInBlocks(),
     OrderOperations(),
     ProductsThatShrinkFirst(),
+    SumInTwoSteps(),
 )
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 

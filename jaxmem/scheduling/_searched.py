@@ -151,6 +151,10 @@ class Searched(Pass[C, R]):
         """
         return iter(())
 
+    def undone(self, step: SearchedStep, choice: Choice) -> Iterator[C]:
+        """What does less than a choice where its time costs a few bytes."""
+        return iter(())
+
     def is_vain(self, step: SearchedStep) -> bool:
         """Whether what it does at no cost neither fits nor tells anything."""
         return False
@@ -165,6 +169,10 @@ class Searched(Pass[C, R]):
 
     def candidates(self, step: SearchedStep, bound: SearchBound) -> Front:
         """Choices that take fewer bytes than those of `step.front`, or less time."""
+        return ()
+
+    def alone(self, step: SearchedStep, bound: SearchBound) -> Front:
+        """Of `candidates`, what needs nothing besides, where that is soon told."""
         return ()
 
     def refined(self, step: SearchedStep, front: Front) -> Front:

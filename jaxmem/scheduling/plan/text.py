@@ -153,7 +153,7 @@ def remarks(plan: PlanData) -> Iterator[str]:
         )
     if plan.barriers:
         count = count_of(plan.barriers, "optimization barrier")
-        yield f"{count}, so that XLA keeps the order of operations"
+        yield f"{count}, so that XLA keeps operations apart and in order"
     if plan.tried:
         compiles = count_of(len(plan.tried), "compile")
         yield f"the search took {compiles}, {plan.planning_seconds:.0f} s"

@@ -1,7 +1,8 @@
 """The passes' candidates, one pass after the other, until something fits.
 
-The pass of which the fastest is expected to fit comes first. What fits first is taken;
-then each pass is asked for candidates that take less time.
+The pass of which the fastest is expected to fit comes first; recomputation, where it
+may do, only behind what changes the whole step. What fits first is taken; then each
+pass is asked for candidates that are expected to fit in less time.
 """
 
 import math
@@ -22,7 +23,7 @@ from jaxmem.scheduling.search.asks import Search
 from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.peaks import Peaks, known_peaks
 from jaxmem.scheduling.search.result import BudgetError, ReportedTrial, least_off
-from jaxmem.scheduling.search.traced_step import ENOUGH
+from jaxmem.scheduling.search.traced_step import ENOUGH, OFF
 from jaxmem.scheduling.search.trials import TrialBound, Trials
 
 # Compiles for one budget, once something fits: what users wait for, and no measurement.
@@ -56,6 +57,9 @@ class Fronts:
 
     def search(self) -> Search[ReportedTrial]:
         """What fits first, or what takes less time than that."""
+        in_parts = any(one.in_parts for one in self.passes)
+        if in_parts and (self.quick or self._may_fit()):
+            yield from self._by_recomputation()
         best = self.trials.best or (yield from self._first())
         if self.quick or self.is_fast(best):
             return best
@@ -67,6 +71,37 @@ class Fronts:
             if one.whole_step:
                 best = yield from self._faster(one, best, _MOST)
         return best
+
+    def _may_fit(self) -> bool:
+        """Whether recomputation may do, without what runs in parts."""
+        first, last = self.step.front[0], self.step.front[-1]
+        rest = self.trials[first.choice].peak - first.bytes
+        return last.bytes + rest <= OFF * self.step.limit
+
+    def _by_recomputation(self) -> Search[None]:
+        """What recomputes; first what is faster than that by prediction."""
+        front = self.step.front
+        if not self.quick:
+            yield from self._sooner()
+        if (best := self.trials.best) is not None:
+            most = self._at_most(best) - self._gain(best)
+            front = [one for one in front if one.seconds < most]
+            if math.isinf(self._seconds(front, None)):
+                return
+        with suppress(BudgetError):
+            yield from self.among(front)
+
+    def _sooner(self) -> Search[None]:
+        """What changes the whole step and does nothing else, where that is faster.
+
+        By prediction, than the first candidate of recomputation that is to fit.
+        """
+        most = self._seconds(self.step.front, None) - self.step.traced.slack()
+        for one in self.passes if math.isfinite(most) else ():
+            front = one.alone(self.step, self._bound(self.trials.limit, most))
+            if self._seconds(front, one) < most:
+                with suppress(BudgetError):
+                    yield from self.among(front, one)
 
     def is_fast(self, one: ReportedTrial) -> bool:
         """Whether hardly anything is expected to be faster."""
@@ -171,25 +206,34 @@ class Fronts:
     ) -> Search[ReportedTrial]:
         """The best, or a candidate of a pass that takes less time."""
         most = max(most, len(self.trials.tried) + _KEPT)
-        traced = self.step.traced
-        own = best.step_seconds or traced.own_seconds()
-        gain = max(traced.slack(), ENOUGH * own, one.margin * own)
-        bound = self._bound(self.trials.limit, self._at_most(best) - gain)
+        gain = self._gain(best, one.margin)
+        like = [t for t in self.trials.tried if _asks(one, t.choice)]
+        bound = self._bound(self.trials.limit, self._at_most(best, like) - gain)
         least = self.step.front[0].seconds
         front = one.candidates(self.step, bound) if bound.seconds > least else ()
         if one.whole_step:
-            made = traced.rewritten(best.choice)
+            made = self.step.traced.rewritten(best.choice)
             self.notes = () if front else tuple(one.unreached(self.step, made))
+        if self._seconds(front, one) >= bound.seconds:
+            return best
         with suppress(BudgetError):
-            return (yield from self.among(front, one, most)) if front else best
+            return (yield from self.among(front, one, most))
         return best
 
-    def _at_most(self, best: ReportedTrial) -> float:
+    def _gain(self, best: ReportedTrial, margin: float = ENOUGH) -> float:
+        """Seconds less than the best that are worth asking for."""
+        own = best.step_seconds or self.step.traced.own_seconds()
+        return max(self.step.traced.slack(), ENOUGH * own, margin * own)
+
+    def _at_most(
+        self, best: ReportedTrial, like: Sequence[ReportedTrial] = ()
+    ) -> float:
         """Predicted seconds of what may be as fast as the best.
 
-        Compiled steps are off from their predictions by as much as one of them is.
+        It is off from its prediction by as much as one of its like is, of all that was
+        compiled where there are none.
         """
-        off = least_off(self.trials.tried)
+        off = least_off(like or self.trials.tried)
         if best.step_seconds is None or off is None:
             return best.seconds
         return best.step_seconds - off

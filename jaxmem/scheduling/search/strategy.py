@@ -6,7 +6,6 @@ It asks the passes for candidates, and who drives it for compiles.
 import functools
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +30,6 @@ from jaxmem.scheduling.search.result import (
     is_slower,
     unreachable,
 )
-from jaxmem.scheduling.search.traced_step import OFF
 from jaxmem.scheduling.search.trials import Trials
 
 # Compiles to the end for one budget: on a TPU they may take more than was assigned.
@@ -80,11 +78,25 @@ class Strategy:
         smaller = yield from self._nearly_free.search(tried[0])
         plain = yield from self._settled(own)
         tried = [plain if t.choice == given else t for t in [*smaller, *tried]]
-        for one in sorted(tried, key=by_peak_and_time(tried)):
-            found = one if one is plain else (yield from self._settled(one))
+        by_worth = sorted(tried, key=by_peak_and_time(tried))
+        for one in by_worth:
+            if one is plain:
+                break
+            found = yield from self._settled(one)
             if is_no_worse(found, plain):
                 return found
-        return plain
+        return (yield from self._doing_less(by_worth[0], plain))
+
+    def _doing_less(
+        self, best: ReportedTrial, plain: ReportedTrial
+    ) -> Search[ReportedTrial]:
+        """The best without what takes a few bytes for its time, or the plain step."""
+        less = [c for one in self.passes for c in one.undone(self.step, best.choice)]
+        if best is plain or not less:
+            return plain
+        trial = yield Ask(best.choice.having(*less), best.seconds)
+        found = yield from self._settled(trial)
+        return found if is_no_worse(found, plain) else plain
 
     def _no_slower(
         self, own: ReportedTrial, faster: Sequence[Choice]
@@ -225,11 +237,6 @@ class Strategy:
             return
         free = next((c for one, c in self._free if one.anywhere), None)
         fronts = Fronts(self.step, self.passes, trials, free, self.quick)
-        if in_parts and (self.quick or self._may_fit()):
-            with suppress(BudgetError):
-                found = yield from fronts.among(self.step.front)
-                if self.quick or fronts.is_fast(found):
-                    return
         yield from fronts.search()
         self.notes = fronts.notes
 
@@ -275,12 +282,6 @@ class Strategy:
     def _other_form(self) -> Front:
         found = (one.other_form(self.step) for one in self.passes)
         return next(filter(None, found), ())
-
-    def _may_fit(self) -> bool:
-        """Whether recomputation may do, without what runs in parts."""
-        first, last = self.step.front[0], self.step.front[-1]
-        rest = self.trials[first.choice].peak - first.bytes
-        return last.bytes + rest <= OFF * self.step.limit
 
 
 def is_no_worse(one: ReportedTrial, given: ReportedTrial) -> bool:

@@ -110,6 +110,20 @@ def in_least_seconds(
     return best
 
 
+def in_fewest(step: TracedStep, room: float, most: float) -> list[Candidate]:
+    """The step in the fewest micro-batches that are predicted to fit, if any.
+
+    Nothing else is done within them. The arguments are as for `in_least_seconds`.
+    """
+    for one in _numbers(step):
+        if one.seconds >= most:
+            break
+        if one.bytes <= room:
+            plain = Candidate(Choice(step.target), one.bytes, 0.0)
+            return [one.candidate(plain)]
+    return []
+
+
 def _flat(one: _InParts) -> list[Candidate]:
     """What a part may recompute."""
     return pareto_front(space_at_sight(one.part))

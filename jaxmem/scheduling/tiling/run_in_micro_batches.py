@@ -16,6 +16,7 @@ from jaxmem.scheduling.tiling.batch_loop import in_parts, sum_bytes
 from jaxmem.scheduling.tiling.batch_row import row_of
 from jaxmem.scheduling.tiling.micro_batch_front import (
     first_counts,
+    in_fewest,
     in_least_seconds,
     in_micro_batches,
     why_not,
@@ -62,6 +63,10 @@ class RunInMicroBatches(Searched[MicroBatches, Batch]):
         above = bound.above(Choice(step.target), arguments)
         room = bound.limit / OFF - above
         return in_micro_batches(step.traced, room, below=bound.least - above)
+
+    def alone(self, step: SearchedStep, bound: SearchBound) -> Front:
+        above = bound.above(Choice(step.target), math.inf)
+        return in_fewest(step.traced, bound.limit - above, bound.seconds)
 
     def expected(self, step: SearchedStep, enough: float) -> Iterator[tuple[int, str]]:
         for n in first_counts(step.traced, _PARTS):

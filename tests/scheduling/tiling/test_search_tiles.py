@@ -18,7 +18,6 @@ from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import ReportedTrial
-from jaxmem.scheduling.search.strategy import Strategy
 from jaxmem.scheduling.search.trials import Trials
 from jaxmem.scheduling.tiling import list_regions, tiled_front
 from jaxmem.scheduling.tiling.tiles import Tiles
@@ -200,7 +199,7 @@ def test_recomputation_is_searched_first_where_it_may_do(limit, fits):
     flat = [Candidate(plain, 100, 0.0), Candidate(other, 50, 1.0)]
     tried = [ReportedTrial(plain, 1100.0, None, 0.0)]
     step = SearchedStep(SimpleNamespace(), limit=limit, front=flat)
-    assert Strategy(step, (), Trials(limit, tried))._may_fit() == fits
+    assert Fronts(step, (), Trials(limit, tried))._may_fit() == fits
 
 
 @pytest.mark.slow

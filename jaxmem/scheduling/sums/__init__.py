@@ -1,0 +1,1 @@
+"""Sums that XLA runs with few of a GPU's processors."""
