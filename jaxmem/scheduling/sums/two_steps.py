@@ -2,9 +2,10 @@
 
 XLA:GPU sums 32 columns in one block of threads, 32 rows at a time, and makes two steps
 only of more than 4,096 rows. The gradient of a bias or of a norm's scale over fewer
-tokens is then done by a few processors, each of which waits for its loads: a sixth of
-ViT-L's step. Here the rows are summed in groups first, side by side; a barrier keeps
-XLA from putting both steps together again.
+tokens is then done by a few processors, each of which waits for its loads. (Profiles of
+an H200 have 0.12 to 0.15 ms for a sum of [4096, 1024], which takes 0.02 to read.) Here
+the rows are summed in groups first, side by side; a barrier keeps XLA from putting both
+steps together again.
 """
 
 import math

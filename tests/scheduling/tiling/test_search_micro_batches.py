@@ -15,6 +15,7 @@ from jaxmem.scheduling.recompute.front import pareto_front
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.space import space_at_sight
 from jaxmem.scheduling.tiling.micro_batch_front import (
+    in_fewest,
     in_least_seconds,
     in_micro_batches,
     why_not,
@@ -101,6 +102,16 @@ def test_the_least_number_that_is_predicted_to_fit(traced):
         rows = step.rewritten(first.choice).description.tiles
         assert first.seconds <= sum(row.seconds for row in rows)
         assert {one.choice.get(MicroBatches).n for one in others} <= {n}
+
+
+def test_the_fewest_that_do_nothing_else(traced):
+    step = traced(step_of(loss), *ARGS)
+    parts = lambda n: Choice("h100", (MicroBatches(n),))
+    for n in (2, 4):
+        (one,) = in_fewest(step, step.predicted(parts(n)), math.inf)
+        assert one.choice == parts(n) and one.bytes == step.predicted(parts(n))
+        assert not in_fewest(step, step.predicted(parts(n)), one.seconds)
+    assert not in_fewest(step, 1, math.inf)
 
 
 @pytest.mark.slow
