@@ -152,7 +152,7 @@ class Searched(Pass[C, R]):
         return iter(())
 
     def undone(self, step: SearchedStep, choice: Choice) -> Iterator[C]:
-        """What does less than a choice where its time costs a few bytes."""
+        """What does less and less of what takes a few bytes for its time."""
         return iter(())
 
     def is_vain(self, step: SearchedStep) -> bool:

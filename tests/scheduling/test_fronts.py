@@ -1,5 +1,6 @@
 """In which order the passes' candidates are compiled, and which are not at all."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.fronts import Fronts
 from jaxmem.scheduling.search.result import ReportedTrial
+from jaxmem.scheduling.search.strategy import Strategy
 from jaxmem.scheduling.search.trials import Trials
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 
@@ -107,3 +109,37 @@ def test_once_something_fits_what_is_expected_to_fit_in_less_time(size, seconds,
     found, compiled = search(Parts(seconds=5.0), one)
     assert (one.one.choice in compiled) == asked
     assert (found == one.one.choice) == asked
+
+
+class FewBytes(Searched):
+    """A pass that is on by default, and takes a few bytes for its time."""
+
+    config = ShrinkFirst
+
+    def undone(self, step, choice):
+        yield from (ShrinkFirst(enabled=True), Recompute(1.0))
+
+
+@pytest.mark.parametrize(
+    ("peaks", "found", "compiles"),
+    [((1001, 1000, 0), 1, 1), ((1001, 1001, 999), 2, 2), ((1001,) * 3, None, 2)],
+    ids=["a part of it", "none of it", "the plain step"],
+)
+def test_less_is_done_until_no_more_bytes_are_taken(peaks, found, compiles):
+    given = ReportedTrial(replace(PLAIN, unchanged=True), 1000.0, None, 0.0, OWN)
+    choices = PLAIN, *(PLAIN.having(c) for c in FewBytes().undone(None, None))
+    trials = [
+        ReportedTrial(choice, float(peak), None, 0.0, OWN - 1)
+        for choice, peak in zip(choices, peaks, strict=True)
+    ]
+    step = SearchedStep(SimpleNamespace())
+    running = Strategy(step, [FewBytes()], Trials(None))._doing_less(trials[0], given)
+    asked = []
+    try:
+        ask = next(running)
+        while True:
+            asked += [] if ask.settled else [ask.choice]
+            ask = running.send(next(t for t in trials if t.choice == ask.choice))
+    except StopIteration as end:
+        assert end.value is (given if found is None else trials[found])
+    assert len(asked) == compiles

@@ -1,5 +1,7 @@
 """Sums over rows in two steps: which, values, where they stand, seconds and bytes."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,8 @@ from jaxmem.ir.graph import by_shape
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.shards import Shardings, of_shardings
 from jaxmem.scheduling import Choice
-from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._passes import rewrite, searched
+from jaxmem.scheduling._searched import SearchedStep
 from jaxmem.scheduling.sums.two_steps import Split, TwoStepSums, split_of
 
 GPU = Choice("h100")
@@ -130,6 +133,31 @@ def test_switched_off():
     choice = GPU.having(TwoStepSums(enabled=False))
     assert not made(fn, jnp.ones((8, 512, 64)), choice=choice).did(TwoStepSums)
     assert Choice.from_dict(choice.to_dict(), {"two_step_sums": TwoStepSums}) == choice
+
+
+def two_sums(x):
+    return jnp.sum(x, axis=(0, 1)), jnp.sum(jnp.sin(x), axis=(0, 1))
+
+
+def test_the_first_sums_can_be_left():
+    x = jnp.ones((8, 512, 64))
+    count = lambda left: len(
+        sums_in(made(two_sums, x, choice=GPU.having(TwoStepSums(left=left))).jaxpr)
+    )
+    assert [count(left) for left in range(4)] == [4, 3, 2, 2]
+
+
+def test_less_and_less_is_done_where_bytes_do_not_allow_it():
+    x = jnp.ones((8, 512, 64))
+    step = SearchedStep(
+        SimpleNamespace(rewritten=lambda c: made(two_sums, x, choice=c))
+    )
+    own = next(one for one in searched() if one.config is TwoStepSums)
+    assert [*own.undone(step, GPU)] == [
+        TwoStepSums(left=1),
+        TwoStepSums(enabled=False),
+    ]
+    assert not [*own.undone(step, GPU.having(TwoStepSums(enabled=False)))]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Fronts:
         if (best := self.trials.best) is not None:
             most = self._at_most(best) - self._gain(best)
             front = [one for one in front if one.seconds < most]
-            if math.isinf(self._seconds(front, None)):
+            if math.isinf(self._seconds(front)):
                 return
         with suppress(BudgetError):
             yield from self.among(front)
@@ -96,7 +96,7 @@ class Fronts:
 
         By prediction, than the first candidate of recomputation that is to fit.
         """
-        most = self._seconds(self.step.front, None) - self.step.traced.slack()
+        most = self._seconds(self.step.front) - self.step.traced.slack()
         for one in self.passes if math.isfinite(most) else ():
             front = one.alone(self.step, self._bound(self.trials.limit, most))
             if self._seconds(front, one) < most:
@@ -191,7 +191,7 @@ class Fronts:
             self.step = replace(self.step, refined=self._refined)
         return front
 
-    def _seconds(self, front: Front, one: Searched) -> float:
+    def _seconds(self, front: Front, one: Searched | None = None) -> float:
         """Of the first candidate that is expected to fit; infinity if none is."""
         if not front:
             return math.inf

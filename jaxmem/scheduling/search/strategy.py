@@ -90,13 +90,15 @@ class Strategy:
     def _doing_less(
         self, best: ReportedTrial, plain: ReportedTrial
     ) -> Search[ReportedTrial]:
-        """The best without what takes a few bytes for its time, or the plain step."""
-        less = [c for one in self.passes for c in one.undone(self.step, best.choice)]
-        if best is plain or not less:
-            return plain
-        trial = yield Ask(best.choice.having(*less), best.seconds)
-        found = yield from self._settled(trial)
-        return found if is_no_worse(found, plain) else plain
+        """The best with less of what takes a few bytes for its time; else the plain."""
+        passes = () if best is plain else self.passes
+        for config in (c for one in passes for c in one.undone(self.step, best.choice)):
+            trial = yield Ask(best.choice.having(config), best.seconds)
+            if is_no_worse(trial, plain) and not is_slower(trial, plain, 0.0):
+                found = yield from self._settled(trial)
+                if is_no_worse(found, plain):
+                    return found
+        return plain
 
     def _no_slower(
         self, own: ReportedTrial, faster: Sequence[Choice]

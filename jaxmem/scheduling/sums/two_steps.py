@@ -22,7 +22,7 @@ from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import barrier
 from jaxmem.ir.shards import InputShardings, Shardings
-from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._choice import Choice, Index
 from jaxmem.scheduling._pass import Level, has_level
 from jaxmem.scheduling._searched import Searched, SearchedStep
 from jaxmem.scheduling.plan.rows import Description
@@ -31,6 +31,8 @@ _MOST = 4096  # rows: of more XLA makes two steps itself
 _SIDE = 32  # columns of a block of threads, and rows that it takes at once
 _LEAST = 8 * _SIDE  # rows: fewer are soon done
 _BLOCKS = 4  # for each processor, with which all of them are busy
+# Of the sums outside of loops, that may be left as they are: parts take a few bytes.
+_LEFT = (0.25, 0.5)
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class TwoStepSums:
 
     name: ClassVar[str] = "two_step_sums"
     enabled: bool = True
+    # how many sums outside of loops are left as they are: the first ones, which come
+    # where most is kept for the backward pass
+    left: Index = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,11 @@ class SumInTwoSteps(Searched[TwoStepSums, Found]):
         if not config.enabled or not level.compared or not _is_gpu(level.target):
             return
         processors = rates_of(level.target).processors
-        if found := _found(level.jaxpr, level.shardings, processors):
+        found = _found(level.jaxpr, level.shardings, processors)
+        if level.loop is None:
+            for key in _own(found)[: config.left]:
+                del found[key]
+        if found:
             yield found
 
     def apply(self, level: Level, rewrite: Found) -> Any:
@@ -82,8 +91,20 @@ class SumInTwoSteps(Searched[TwoStepSums, Found]):
         return Description(notes=(note,))
 
     def undone(self, step: SearchedStep, choice: Choice) -> Iterator[TwoStepSums]:
-        if step.traced.rewritten(choice).did(TwoStepSums):
-            yield TwoStepSums(enabled=False)
+        made = step.traced.rewritten(choice)
+        if not made.did(TwoStepSums):
+            return
+        done = (found for one, found in made.records[0].rewrites if one is self)
+        count = sum(len(_own(found)) for found in done)
+        for share in _LEFT:
+            if left := round(share * count):
+                yield TwoStepSums(left=left)
+        yield TwoStepSums(enabled=False)
+
+
+def _own(found: Found) -> list[int]:
+    """The sums of a list of equations itself, in its order."""
+    return [key for key, made in found.items() if isinstance(made, Split)]
 
 
 def _is_gpu(target: str) -> bool:
