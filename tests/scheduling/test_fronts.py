@@ -9,8 +9,9 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._searched import Candidate, Searched, SearchedStep
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.fronts import Fronts
-from jaxmem.scheduling.search.result import ReportedTrial
+from jaxmem.scheduling.search.result import BudgetError, ReportedTrial
 from jaxmem.scheduling.search.strategy import Strategy
 from jaxmem.scheduling.search.trials import Trials
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
@@ -143,3 +144,25 @@ def test_less_is_done_until_no_more_bytes_are_taken(peaks, found, compiles):
     except StopIteration as end:
         assert end.value is (given if found is None else trials[found])
     assert len(asked) == compiles
+
+
+@pytest.mark.parametrize(("budget", "fits"), [(395, True), (380, False)])
+def test_less_is_done_where_something_nearly_fits(budget, fits):
+    """Of a peak of 400 what is left takes 10."""
+    less = ShrinkFirst(enabled=True)
+    running = BudgetSearch(FRONT, budget, less=[less]).search()
+    asked = []
+    try:
+        ask = next(running)
+        while True:
+            asked.append(ask.choice)
+            plain = replace(
+                ask.choice, configs=ask.choice.having(ShrinkFirst()).configs
+            )
+            size = next(c.bytes for c in FRONT if c.choice == plain)
+            peak = size + 100.0 - 10 * (plain != ask.choice)
+            ask = running.send(ReportedTrial(ask.choice, peak, None, ask.seconds))
+    except StopIteration as end:
+        assert fits and end.value.choice == FRONT[-1].choice.having(less)
+    except BudgetError:
+        assert not fits and not any(choice.get(ShrinkFirst).enabled for choice in asked)

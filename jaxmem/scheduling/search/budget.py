@@ -36,6 +36,7 @@ _CLOSE = 0.97
 # Of the seconds of a step: for so much users wait longer. Unrolled GPT-2 was left 3 %
 # slower than it could be for a candidate that missed its budget by 0.4 %.
 _WORTH = 0.02
+_NEARLY = 1.02  # of the budget: what a few bytes less may bring within it
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,11 @@ class BudgetSearch:
       slack: seconds that are not worth another compile.
       most: compiles, once something has been found to fit.
       more: of them beyond, as long as one may be much faster.
-      free: a configuration that recomputes nothing, and may help where nothing fits. It
-        is not free of time: barriers that order a layer keep XLA from fusing.
+      free: configurations that recompute nothing, each of which may help where nothing
+        fits. They are not free of time: barriers that order a layer keep XLA from
+        fusing.
+      less: those with which less is done that takes a few bytes; they may help where
+        something nearly fits.
       uncertain: how many of the last candidates may be the least, once compiled.
       between: what lies between two candidates, if anything.
     """
@@ -63,7 +67,8 @@ class BudgetSearch:
     slack: float = 0.0
     most: float = math.inf
     more: int = 0
-    free: Any = None
+    free: Sequence[Any] = ()
+    less: Sequence[Any] = ()
     uncertain: int = 1
     between: Callable[[Candidate, Candidate], Between | None] = lambda *ends: None
 
@@ -111,12 +116,13 @@ class _BudgetRun:
     def _first_that_fits(self) -> Search[int]:
         count = len(self.asked.candidates)
         fits = yield from self._first_by_halves()
-        if fits == count and self.asked.free is not None:
-            ends = self.peaks.known.items()
-            rest = min(peak - self.asked.candidates[i].bytes for i, peak in ends)
-            self.free = (self.asked.free,)
-            self.peaks = self._peaks(rest)
-            fits = yield from self._first_by_halves()
+        for config in (*self.asked.free, *self.asked.less):
+            if fits == count and self._may_help(config):
+                ends, of = self.peaks.known.items(), self.asked.candidates
+                rest = min(peak - of[i].bytes for i, peak in ends)
+                self.free = (config,)
+                self.peaks = self._peaks(rest)
+                fits = yield from self._first_by_halves()
         if fits == count:
             yield from self._explore()
             peaks = self.peaks
@@ -125,6 +131,11 @@ class _BudgetRun:
         if fits == count:
             raise unreachable(self.asked.budget, min(self.tried, key=by_peak))
         return fits
+
+    def _may_help(self, config: Any) -> bool:
+        """Whether no more than a few bytes are to be saved, by what saves no more."""
+        least = min(self.peaks.known.values())
+        return config in self.asked.free or least <= _NEARLY * self.peaks.budget
 
     def _first_by_halves(self) -> Search[int]:
         """The first candidate that fits; how many there are where none does."""
@@ -248,7 +259,8 @@ class _BudgetRun:
         if between is None:
             return
         taken = next(t.choice for t in self.tried if t.peak == peaks.known[low])
-        free = () if asked.free is None else (taken.get(type(asked.free)),)
+        kinds = map(type, (*asked.free, *asked.less))
+        free = [taken.get(kind) for kind in kinds]
         compiled = lambda one, expected: self._compiled(
             one.choice.having(*free), one.seconds, expected
         )

@@ -40,7 +40,7 @@ class Fronts:
       step: with its front of recomputation.
       passes: those that are asked, in this order.
       trials: what was compiled.
-      free: a configuration that costs nothing, and is tried on what nearly fits.
+      free, less: configurations, as for `BudgetSearch`.
       quick: whether the first that fits will do, and is guessed by its prediction.
       notes: why there were no candidates.
     """
@@ -48,7 +48,8 @@ class Fronts:
     step: SearchedStep
     passes: Sequence[Searched]
     trials: Trials
-    free: Any = None
+    free: Sequence[Any] = ()
+    less: Sequence[Any] = ()
     quick: bool = False
     notes: tuple[str, ...] = ()
     _refining: list[Searched] = field(default_factory=list)
@@ -126,6 +127,7 @@ class Fronts:
             most=1 if self.quick else most,
             more=0 if self.quick else _MORE,
             free=self.free,
+            less=self.less,
             uncertain=self._uncertain(front[-1].choice),
             between=self._between,
         )

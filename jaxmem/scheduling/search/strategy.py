@@ -237,8 +237,11 @@ class Strategy:
             yield from self._first_trial()
         if trials.tried and (yield from self._on_nearly_free()):
             return
-        free = next((c for one, c in self._free if one.anywhere), None)
-        fronts = Fronts(self.step, self.passes, trials, free, self.quick)
+        free = [c for one, c in self._free if one.anywhere]
+        first = self.step.front[0].choice
+        undone = (one.undone(self.step, first) for one in self.passes)
+        less = [c for found in undone for c in [*found][-1:]]
+        fronts = Fronts(self.step, self.passes, trials, free, less, self.quick)
         yield from fronts.search()
         self.notes = fronts.notes
 
