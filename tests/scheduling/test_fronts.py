@@ -148,19 +148,18 @@ def test_less_is_done_until_no_more_bytes_are_taken(peaks, found, compiles):
 
 @pytest.mark.parametrize(("budget", "fits"), [(395, True), (380, False)])
 def test_less_is_done_where_something_nearly_fits(budget, fits):
-    """Of a peak of 400 what is left takes 10."""
-    less = ShrinkFirst(enabled=True)
-    running = BudgetSearch(FRONT, budget, less=[less]).search()
+    """Of a peak of 400 MiB what is left takes 10."""
+    mib, less = 2**20, ShrinkFirst(enabled=True)
+    front = [replace(one, bytes=mib * one.bytes) for one in FRONT]
+    running = BudgetSearch(front, mib * budget, less=[less]).search()
     asked = []
     try:
         ask = next(running)
         while True:
             asked.append(ask.choice)
-            plain = replace(
-                ask.choice, configs=ask.choice.having(ShrinkFirst()).configs
-            )
-            size = next(c.bytes for c in FRONT if c.choice == plain)
-            peak = size + 100.0 - 10 * (plain != ask.choice)
+            plain = ask.choice.having(ShrinkFirst())
+            size = next(c.bytes for c in front if c.choice == plain)
+            peak = size + mib * (100.0 - 10 * (plain != ask.choice))
             ask = running.send(ReportedTrial(ask.choice, peak, None, ask.seconds))
     except StopIteration as end:
         assert fits and end.value.choice == FRONT[-1].choice.having(less)

@@ -63,6 +63,9 @@ def test_rows_are_put_into_groups(shape, axes, expected):
         ((64, 8, 512, 64), (0, 2), "axes that are apart"),
         ((8, 512, 65536), (0, 1), "columns enough"),
         ((0, 512, 64), (0, 1), "nothing to sum"),
+        ((0, 512, 64), (1,), "no columns"),
+        ((1, 2048, 65536), (0, 1), "one group"),
+        ((4093, 64), (0,), "no divisor"),
     ],
 )
 def test_sums_that_stay_one(shape, axes, why):
@@ -71,6 +74,32 @@ def test_sums_that_stay_one(shape, axes, why):
 
 def test_integers_stay_one():
     assert split((8, 512, 768), (0, 1), jnp.int32) is None
+
+
+def test_weak_types_stay_as_they_are():
+    fn = lambda x: jax.lax.reduce_sum(jax.lax.broadcast(2.5, (512, 40)), (0,)) * x
+    assert not made(fn, jnp.ones(40)).did(TwoStepSums)
+
+
+def test_gradients_on_a_mesh_that_jax_shards():
+    """The transposition of a broadcast names the mesh of its operand."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = lambda x, *spec: jax.device_put(
+        x, NamedSharding(mesh, PartitionSpec(*spec))
+    )
+    args = place(jnp.ones(128)), place(jnp.ones((16, 512, 128)), "data")
+    step = jax.grad(lambda b, x: jnp.sum(jnp.tanh(x + jnp.broadcast_to(b, x.shape))))
+    plan = jaxmem.schedule(step, target="h100", donate_argnums=()).plan(*args)
+    assert "sums over rows are done in two steps" in str(plan)
+    assert plan.scheduled.sent_bytes <= plan.plain.sent_bytes
+
+
+def test_a_budget_that_the_step_fits():
+    step = lambda x: (x, jnp.sum(x, axis=(0, 1)))
+    args = (jnp.ones((8, 256, 128)),)
+    how = {"target": "h100", "donate_argnums": (0,)}
+    peak = jaxmem.estimate(step, *args, **how).peak_bytes
+    assert jaxmem.schedule(step, peak, **how).plan(*args).scheduled.peak_bytes <= peak
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -165,7 +194,8 @@ def test_less_and_less_is_done_where_bytes_do_not_allow_it():
     [
         # of 8 examples a device has one: 2,048 rows of its own are in groups
         (PartitionSpec("data"), Split((8, 16, 128, 768), (2,), (0, 1))),
-        (PartitionSpec(None, "data"), Split((8, 2048, 768), (1,), (0,))),
+        # devices would send what each group gives
+        (PartitionSpec(None, "data"), None),
     ],
 )
 def test_rows_of_one_device(spec, expected):

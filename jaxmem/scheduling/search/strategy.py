@@ -94,7 +94,8 @@ class Strategy:
         passes = () if best is plain else self.passes
         for config in (c for one in passes for c in one.undone(self.step, best.choice)):
             trial = yield Ask(best.choice.having(config), best.seconds)
-            if is_no_worse(trial, plain) and not is_slower(trial, plain, 0.0):
+            better = min([trial, plain], key=by_peak_and_time([trial, plain])) is trial
+            if better and is_no_worse(trial, plain):
                 found = yield from self._settled(trial)
                 if is_no_worse(found, plain):
                     return found

@@ -162,9 +162,11 @@ def split_of(eqn, shardings: Shardings, processors: int) -> Split | None:
     """How to split a sum so that all processors have work; None where they have."""
     v, axes = eqn.invars[0], sorted(eqn.params["axes"])
     shape = v.aval.shape
-    if not axes or not jnp.issubdtype(v.aval.dtype, jnp.floating):
+    if not axes or not v.aval.size or v.aval.weak_type:
         return None
-    if eqn.params.get("out_sharding") is not None:  # the user's, of what comes out
+    if not jnp.issubdtype(v.aval.dtype, jnp.floating):
+        return None
+    if jaxprs.is_explicit(eqn.params.get("out_sharding")):
         return None
     first, last = axes[0], axes[-1]
     sizes = [n // shardings.count(v, axis) for axis, n in enumerate(shape)]
@@ -176,11 +178,12 @@ def split_of(eqn, shardings: Shardings, processors: int) -> Split | None:
     groups = min(rows // _SIDE, math.ceil(_BLOCKS * processors / blocks))
     whole, parts = _in_groups(sizes[first : last + 1], groups)
     axis = first + whole
-    if parts > 1 and shardings.count(v, axis) > 1:  # cut among devices already
-        parts = 1
-    count = whole + (parts > 1)
-    if not count:
+    # devices would send what each of the groups gives
+    if any(shardings.count(v, a) > 1 for a in range(axis, last + 1)):
         return None
+    if math.prod(sizes[first:axis]) * parts < 2:
+        return None
+    count = whole + (parts > 1)
     cut = (parts, shape[axis] // parts) if parts > 1 else ()
     new = (*shape[:axis], *cut, *shape[axis + bool(cut) :])
     summed = range(first + count, last + 1 + bool(cut))
