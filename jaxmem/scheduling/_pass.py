@@ -85,7 +85,8 @@ class Pass(Generic[C, R]):
     config: type[C]  # the class of its configuration
     # whether it is asked again after each rewrite, until it finds none
     repeats: bool = False
-    # whether it does nothing but put operations in order
+    # whether it only tells XLA in what order, or in what steps, to run operations:
+    # predictions are made without it
     orders: bool = False
     # whether it runs operations in parts: its rows of the plan are those of tiles
     in_parts: bool = False

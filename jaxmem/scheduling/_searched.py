@@ -172,7 +172,7 @@ class Searched(Pass[C, R]):
         return ()
 
     def alone(self, step: SearchedStep, bound: SearchBound) -> Front:
-        """Of `candidates`, what needs nothing besides, where that is soon told."""
+        """What is expected to fit in time by itself, where that is soon told."""
         return ()
 
     def refined(self, step: SearchedStep, front: Front) -> Front:

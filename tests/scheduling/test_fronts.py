@@ -151,7 +151,7 @@ def test_less_is_done_where_something_nearly_fits(budget, fits):
     """Of a peak of 400 MiB what is left takes 10."""
     mib, less = 2**20, ShrinkFirst(enabled=True)
     front = [replace(one, bytes=mib * one.bytes) for one in FRONT]
-    running = BudgetSearch(front, mib * budget, less=[less]).search()
+    running = BudgetSearch(front, mib * budget, undone=[less]).search()
     asked = []
     try:
         ask = next(running)

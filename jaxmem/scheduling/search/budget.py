@@ -55,8 +55,7 @@ class BudgetSearch:
       free: configurations that recompute nothing, each of which may help where nothing
         fits. They are not free of time: barriers that order a layer keep XLA from
         fusing.
-      less: those with which less is done that takes a few bytes; they may help where
-        something nearly fits.
+      undone: those of `Searched.undone`, which may help where something nearly fits.
       uncertain: how many of the last candidates may be the least, once compiled.
       between: what lies between two candidates, if anything.
     """
@@ -69,7 +68,7 @@ class BudgetSearch:
     most: float = math.inf
     more: int = 0
     free: Sequence[Any] = ()
-    less: Sequence[Any] = ()
+    undone: Sequence[Any] = ()
     uncertain: int = 1
     between: Callable[[Candidate, Candidate], Between | None] = lambda *ends: None
 
@@ -117,7 +116,7 @@ class _BudgetRun:
     def _first_that_fits(self) -> Search[int]:
         count = len(self.asked.candidates)
         fits = yield from self._first_by_halves()
-        for config in (*self.asked.free, *self.asked.less):
+        for config in (*self.asked.free, *self.asked.undone):
             if fits == count and self._may_help(config):
                 ends, of = self.peaks.known.items(), self.asked.candidates
                 rest = min(peak - of[i].bytes for i, peak in ends)
@@ -261,7 +260,7 @@ class _BudgetRun:
         if between is None:
             return
         taken = next(t.choice for t in self.tried if t.peak == peaks.known[low])
-        kinds = map(type, (*asked.free, *asked.less))
+        kinds = map(type, (*asked.free, *asked.undone))
         free = [taken.get(kind) for kind in kinds]
         compiled = lambda one, expected: self._compiled(
             one.choice.having(*free), one.seconds, expected

@@ -40,7 +40,7 @@ class Fronts:
       step: with its front of recomputation.
       passes: those that are asked, in this order.
       trials: what was compiled.
-      free, less: configurations, as for `BudgetSearch`.
+      free, undone: configurations, as for `BudgetSearch`.
       quick: whether the first that fits will do, and is guessed by its prediction.
       notes: why there were no candidates.
     """
@@ -49,7 +49,7 @@ class Fronts:
     passes: Sequence[Searched]
     trials: Trials
     free: Sequence[Any] = ()
-    less: Sequence[Any] = ()
+    undone: Sequence[Any] = ()
     quick: bool = False
     notes: tuple[str, ...] = ()
     _refining: list[Searched] = field(default_factory=list)
@@ -58,8 +58,7 @@ class Fronts:
 
     def search(self) -> Search[ReportedTrial]:
         """What fits first, or what takes less time than that."""
-        in_parts = any(one.in_parts for one in self.passes)
-        if in_parts and (self.quick or self._may_fit()):
+        if self._in_parts and (self.quick or self._may_fit()):
             yield from self._by_recomputation()
         best = self.trials.best or (yield from self._first())
         if self.quick or self.is_fast(best):
@@ -72,6 +71,11 @@ class Fronts:
             if one.whole_step:
                 best = yield from self._faster(one, best, _MOST)
         return best
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether a pass runs operations in parts."""
+        return any(one.in_parts for one in self.passes)
 
     def _may_fit(self) -> bool:
         """Whether recomputation may do, without what runs in parts."""
@@ -100,7 +104,7 @@ class Fronts:
         most = self._seconds(self.step.front) - self.step.traced.slack()
         for one in self.passes if math.isfinite(most) else ():
             front = one.alone(self.step, self._bound(self.trials.limit, most))
-            if self._seconds(front, one) < most:
+            if front:
                 with suppress(BudgetError):
                     yield from self.among(front, one)
 
@@ -127,7 +131,7 @@ class Fronts:
             most=1 if self.quick else most,
             more=0 if self.quick else _MORE,
             free=self.free,
-            less=self.less,
+            undone=self.undone,
             uncertain=self._uncertain(front[-1].choice),
             between=self._between,
         )
@@ -171,7 +175,7 @@ class Fronts:
 
         Of each pass first the candidates that will do by predictions.
         """
-        if not any(one.in_parts for one in self.passes):
+        if not self._in_parts:
             yield None, self.step.front
         parts = [one for one in self.passes if not one.whole_step]
         fronts = [(one, self._within_limit(one)) for one in parts]
@@ -222,10 +226,10 @@ class Fronts:
             return (yield from self.among(front, one, most))
         return best
 
-    def _gain(self, best: ReportedTrial, margin: float = ENOUGH) -> float:
+    def _gain(self, best: ReportedTrial, margin: float = 0.0) -> float:
         """Seconds less than the best that are worth asking for."""
         own = best.step_seconds or self.step.traced.own_seconds()
-        return max(self.step.traced.slack(), ENOUGH * own, margin * own)
+        return max(self.step.traced.slack(), max(ENOUGH, margin) * own)
 
     def _at_most(
         self, best: ReportedTrial, like: Sequence[ReportedTrial] = ()

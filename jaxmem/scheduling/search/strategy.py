@@ -240,9 +240,9 @@ class Strategy:
             return
         free = [c for one, c in self._free if one.anywhere]
         first = self.step.front[0].choice
-        undone = (one.undone(self.step, first) for one in self.passes)
-        less = [c for found in undone for c in [*found][-1:]]
-        fronts = Fronts(self.step, self.passes, trials, free, less, self.quick)
+        every = ([*one.undone(self.step, first)] for one in self.passes)
+        undone = [configs[-1] for configs in every if configs]
+        fronts = Fronts(self.step, self.passes, trials, free, undone, self.quick)
         yield from fronts.search()
         self.notes = fronts.notes
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.chips import get_target, rates_of
+from jaxmem.chips import is_gpu, rates_of
 from jaxmem.ir import jaxprs, primitives
 from jaxmem.ir.propagation import shardings_in
 from jaxmem.ir.scans import barrier
@@ -69,11 +69,10 @@ class SumInTwoSteps(Searched[TwoStepSums, Found]):
     """Each such sum becomes two, also those in the bodies of loops."""
 
     config = TwoStepSums
-    # nothing that it does can be seen in a prediction, and no pass comes after it
     orders = True
 
     def analyse(self, level: Level, config: TwoStepSums) -> Iterator[Found]:
-        if not config.enabled or not level.compared or not _is_gpu(level.target):
+        if not config.enabled or not level.compared or not is_gpu(level.target):
             return
         processors = rates_of(level.target).processors
         found = _found(level.jaxpr, level.shardings, processors)
@@ -105,10 +104,6 @@ class SumInTwoSteps(Searched[TwoStepSums, Found]):
 def _own(found: Found) -> list[int]:
     """The sums of a list of equations itself, in its order."""
     return [key for key, made in found.items() if isinstance(made, Split)]
-
-
-def _is_gpu(target: str) -> bool:
-    return get_target(target, check=False).platform == "cuda"
 
 
 def _found(closed, given: InputShardings | None, processors: int) -> Found:
@@ -147,7 +142,7 @@ def _rewritten(closed, found: Found) -> Any:
             return [_compat.in_context_of(eqn, partial(_summed, made), *args)]
         return None if made is None else jaxprs.rebind(eqn, args, made)
 
-    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+    return jaxprs.rewritten(closed, rule)
 
 
 def _summed(split: Split, x: Any) -> Any:
@@ -194,6 +189,6 @@ def _in_groups(sizes: list[int], groups: int) -> tuple[int, int]:
     """How many axes are along groups as they are, and in how many parts the next is."""
     whole = 0
     while whole < len(sizes) - 1 and sizes[whole] <= groups:
-        groups //= max(1, sizes[whole])
+        groups //= sizes[whole]
         whole += 1
     return whole, next(n for n in range(groups, 0, -1) if sizes[whole] % n == 0)
